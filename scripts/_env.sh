@@ -1,0 +1,75 @@
+# Shared by the other verbs: a virtual environment with the package, and the servers that tests and demos use.
+# Sourced, never run. Sets PY to the environment's interpreter.
+
+ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+VENV="${PREFIX_ROUTER_VENV:-$ROOT/.venv}"
+PY="$VENV/bin/python"
+
+say() { printf '%s\n' "$*" >&2; }
+
+find_python() {
+  local candidate
+  for candidate in python3.11 python3.12 python3.13 python3.14 python3; do
+    if command -v "$candidate" >/dev/null 2>&1 &&
+      "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+      echo "$candidate"
+      return
+    fi
+  done
+  say "prefix-router needs Python 3.11 or newer; none was found."
+  exit 1
+}
+
+# ensure_venv EXTRAS: install the package (editable) with these extras, only when something changed.
+ensure_venv() {
+  local extras="$1" base stamp wanted
+  stamp="$VENV/.installed-$extras"
+  wanted="$(cat "$ROOT/pyproject.toml" "$ROOT/constraints.txt" | cksum)"
+  if [ -x "$PY" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then return; fi
+  base="$(find_python)"
+  if [ ! -x "$PY" ]; then
+    say "Creating a virtual environment in ${VENV#"$ROOT/"} ..."
+    "$base" -m venv "$VENV" || {
+      # Debian ships venv apart from the interpreter.
+      install_debian python3-venv && "$base" -m venv "$VENV"
+    } || { say "Could not create a virtual environment (Debian: apt-get install python3-venv)."; exit 1; }
+  fi
+  say "Installing the package and what it needs (extras: $extras) ..."
+  "$PY" -m pip install --quiet --disable-pip-version-check -c "$ROOT/constraints.txt" -e "$ROOT[$extras]" 2>"$VENV/pip.log" || {
+    cat "$VENV/pip.log" >&2
+    say "pip could not install the Python packages; the lines above say why."
+    exit 1
+  }
+  echo "$wanted" >"$stamp"
+}
+
+# install_debian PACKAGE...: best effort; says what it could not get.
+install_debian() {
+  local sudo=""
+  command -v apt-get >/dev/null 2>&1 || { say "No apt-get here: please install $* by hand."; return 1; }
+  if [ "$(id -u)" -ne 0 ]; then
+    command -v sudo >/dev/null 2>&1 && sudo="sudo -n" || { say "Not root and no sudo: please install $* by hand."; return 1; }
+  fi
+  say "Installing $* from Debian ..."
+  {
+    DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq --no-install-recommends "$@" ||
+      { $sudo apt-get update -qq && DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq --no-install-recommends "$@"; }
+  } >/dev/null 2>&1 || { say "Could not install $* from Debian."; return 1; }
+}
+
+# ensure_servers: redis-server and nginx, as far as the machine lets us. Never started as services.
+ensure_servers() {
+  local missing=()
+  command -v redis-server >/dev/null 2>&1 || missing+=(redis-server)
+  [ -x /usr/sbin/nginx ] || command -v nginx >/dev/null 2>&1 || missing+=(nginx-light)
+  [ ${#missing[@]} -eq 0 ] && return 0
+  # Debian starts what it installs; a policy of "never" keeps the test machine as it was.
+  local policy=/usr/sbin/policy-rc.d made=""
+  if [ "$(id -u)" -eq 0 ] && [ ! -e "$policy" ]; then
+    printf '#!/bin/sh\nexit 101\n' >"$policy" && chmod +x "$policy" && made=1
+  fi
+  install_debian "${missing[@]}"
+  local rc=$?
+  [ -n "$made" ] && rm -f "$policy"
+  return $rc
+}

@@ -1,0 +1,80 @@
+"""Imports point down only; the table is the house of docs/why.md."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2] / "router"
+
+# Lower number = lower floor. A module may import from its own package and from lower floors.
+FLOORS = {
+    "errors": 0,
+    "settings": 1,
+    "prompt": 2,
+    "hashing": 2,
+    "cachemodel": 2,
+    "affinity": 2,
+    "policy": 2,
+    "metrics": 3,
+    "calibration": 4,
+    "workers": 5,
+    "dataplane": 6,
+    "sync": 6,
+    "control": 6,
+    "fit": 6,
+    "doctor": 6,
+    "replay": 6,
+    "app": 7,
+    "demo": 8,
+    "__main__": 9,
+}
+PURE = {"errors", "prompt", "hashing", "cachemodel", "affinity", "policy"}
+IMPURE_MODULES = {"asyncio", "time", "random", "logging", "socket", "threading", "os", "secrets", "uuid"}
+
+
+def part_of(path: Path) -> str:
+    relative = path.relative_to(ROOT)
+    return relative.parts[0].removesuffix(".py")
+
+
+def imports_of(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, f"{path}: relative import"
+            if node.module == "router":
+                found.update(f"router.{alias.name}" for alias in node.names)
+            else:
+                found.add(node.module)
+    return found
+
+
+MODULES = sorted(path for path in ROOT.rglob("*.py") if path.name != "__init__.py")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_point_down(path: Path) -> None:
+    part = part_of(path)
+    assert part in FLOORS, f"{part} has no floor: add it to the table"
+    for name in imports_of(path):
+        if not name.startswith("router."):
+            continue
+        target = name.split(".")[1]
+        if target != part:
+            assert FLOORS[target] < FLOORS[part], f"{part} must not import {target}"
+
+
+@pytest.mark.parametrize("path", [p for p in MODULES if part_of(p) in PURE], ids=lambda path: path.name)
+def test_the_core_is_pure(path: Path) -> None:
+    assert not {name.split(".")[0] for name in imports_of(path)} & IMPURE_MODULES
+
+
+def test_loadtest_does_not_reach_into_the_core_of_the_product() -> None:
+    for path in (ROOT.parent / "loadtest").rglob("*.py"):
+        for name in imports_of(path):
+            assert not name.startswith("router.") or name.split(".")[1] in {"errors", "settings", "replay"}, path
