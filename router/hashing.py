@@ -1,0 +1,54 @@
+"""Cumulative block hashes: h(i) = xxh3_64(block i, seed = h(i-1)), started from a keyed BLAKE2b.
+
+Appending to a prompt leaves every earlier hash as it was, which is why a growing conversation keeps its worker.
+A collision can only misroute a request, never mix answers, so a fast hash is enough for the blocks; the start is
+keyed so that nobody outside can aim for one.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+from xxhash import xxh3_64_intdigest
+
+BLOCK_BYTES = 512
+HORIZON_BYTES = 32 * 1024
+DENSE_BLOCKS = HORIZON_BYTES // BLOCK_BYTES
+
+
+def boundaries(prefix_bytes: int) -> list[int]:
+    """End offsets of the whole blocks of a prefix; the unfinished block at the end changes with the next turn.
+
+    Everything that must know where blocks lie asks here, so a deeper horizon only extends this list.
+    """
+    return list(range(BLOCK_BYTES, min(prefix_bytes, HORIZON_BYTES) + 1, BLOCK_BYTES))
+
+
+def chain_start(secret: bytes, tenant: str, model: str, salt: str) -> int:
+    """The seed of the first block: unsigned 64 bits that differ by secret, tenant, model or adapter, and cache salt."""
+    digest = blake2b(key=secret[:64], digest_size=8)
+    for part in (tenant, model, salt):
+        encoded = part.encode("utf-8", "surrogatepass")
+        digest.update(len(encoded).to_bytes(4, "little"))
+        digest.update(encoded)
+    return int.from_bytes(digest.digest(), "little")
+
+
+def block_hashes(prefix: bytes, start: int) -> list[int]:
+    """The hash of every whole block within the horizon, shallowest first; unsigned 64-bit integers."""
+    digest = xxh3_64_intdigest
+    hashes: list[int] = []
+    add = hashes.append
+    chain = start
+    lower = 0
+    for upper in boundaries(len(prefix)):
+        chain = digest(prefix[lower:upper], chain)
+        add(chain)
+        lower = upper
+    return hashes
+
+
+def fingerprint(secret: bytes) -> str:
+    """Sixteen hex digits that agree exactly where two replicas would compute the same hashes."""
+    layout = f"v1:{BLOCK_BYTES}:{HORIZON_BYTES}".encode()
+    return blake2b(layout, key=secret[:64], digest_size=8).hexdigest()

@@ -1,0 +1,213 @@
+"""Choose one of the candidates: affinity is a preference that gives way to load, never a queue.
+
+The functions get plain values and return a `Decision`; whatever is random or counts comes in as an argument.
+Candidates have passed every filter before they come here.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from xxhash import xxh3_64_intdigest
+
+
+class Reason(enum.StrEnum):
+    """Why a worker was chosen; the same words in metrics, headers, log and tests."""
+
+    HIT = "hit"
+    MISS = "miss"
+    SPILL = "spill"
+    SHORT = "short"
+    CACHE_DISABLED = "cache_disabled"
+    BELOW_BLOCK_FLOOR = "below_block_floor"
+    ONLY = "only"
+    BYPASS = "bypass"
+
+
+class Candidate(Protocol):
+    """What the policies may know of a worker."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def load(self) -> int:
+        """Requests in flight on the worker, from all replicas."""
+        ...
+
+
+C = TypeVar("C", bound=Candidate)
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What a worker is believed to hold of a prompt: blocks shared, and tokens its engine can resume from them.
+
+    `withheld` says why a match is worth nothing to the engine, where that is known.
+    """
+
+    blocks: int = 0
+    resumable: int = 0
+    withheld: Reason | None = None
+
+
+NO_MATCH = Match()
+
+
+@dataclass(frozen=True, slots=True)
+class SlackTable:
+    """In-flight requests that a match may cost more than the freest candidate, by prompt tokens (ascending limits)."""
+
+    steps: tuple[tuple[int, int], ...] = ((1_000, 0), (4_000, 1), (8_000, 2), (32_000, 3))
+    above: int = 4
+
+    def slack(self, prompt_tokens: int) -> int:
+        for limit, slack in self.steps:
+            if prompt_tokens < limit:
+                return slack
+        return self.above
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """The request as a policy sees it.
+
+    `key` is the hash that all requests with this beginning share; `draw` two numbers in [0, 1); `turn` a counter;
+    `bypass` is set for requests that have no prefix to look for.
+    """
+
+    blocks: int
+    prompt_tokens: int
+    key: int
+    draw: tuple[float, float] = (0.0, 0.0)
+    turn: int = 0
+    bypass: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Decision(Generic[C]):
+    """The chosen worker, why, and what the choice looked like."""
+
+    worker: C
+    reason: Reason
+    match: Match
+    blocks: int
+    load: int
+    min_load: int
+    slack: int
+    runner_up: C | None = None
+
+
+Matches = Mapping[str, Match]
+
+
+class Policy(Protocol):
+    """The shape of every policy."""
+
+    def __call__(self, candidates: Sequence[C], matches: Matches, ask: Ask, table: SlackTable) -> Decision[C]:
+        """Choose among candidates, of which there is at least one."""
+        ...
+
+
+def rendezvous(worker: str, key: int) -> int:
+    """The worker's weight for a key, equal on all replicas; the largest wins (highest random weight hashing)."""
+    return xxh3_64_intdigest(worker.encode(), key)
+
+
+def choose_slack(candidates: Sequence[C], matches: Matches, ask: Ask, table: SlackTable) -> Decision[C]:
+    """The deepest match whose worker is at most `slack` busier than the freest candidate, else the freest."""
+    least = min([candidate.load for candidate in candidates])
+    slack = table.slack(ask.prompt_tokens)
+    best = chosen = None
+    best_match = chosen_match = NO_MATCH
+    for candidate in candidates if matches else ():
+        match = matches.get(candidate.id)
+        if match is None or match.resumable <= 0:
+            continue
+        if best is None or _outranks(candidate, match, best, best_match, ask.key):
+            best, best_match = candidate, match
+        fits = candidate.load <= least + slack
+        if fits and (chosen is None or _outranks(candidate, match, chosen, chosen_match, ask.key)):
+            chosen, chosen_match = candidate, match
+    if chosen is None:
+        chosen = _freest(candidates, least, ask.key)
+        chosen_match = matches.get(chosen.id, NO_MATCH)
+    if best is None:
+        reason = _reason_without_match(len(candidates), matches, ask)
+    elif chosen_match.resumable >= best_match.resumable:
+        reason = Reason.HIT
+    else:
+        reason = Reason.SPILL
+    other = best if best is not None and best is not chosen else None
+    return Decision(chosen, reason, chosen_match, ask.blocks, chosen.load, least, slack, other)
+
+
+def choose_least_loaded(candidates: Sequence[C], matches: Matches, ask: Ask, table: SlackTable) -> Decision[C]:
+    """The candidate with the fewest requests in flight, whatever it holds."""
+    least = min([candidate.load for candidate in candidates])
+    return _blind(_freest(candidates, least, ask.key), candidates, matches, ask, least)
+
+
+def choose_power_of_two(candidates: Sequence[C], matches: Matches, ask: Ask, table: SlackTable) -> Decision[C]:
+    """The freer of two candidates drawn at random, whatever they hold (Mitzenmacher's power of two choices)."""
+    count = len(candidates)
+    first = int(ask.draw[0] * count)
+    second = int(ask.draw[1] * (count - 1)) if count > 1 else 0
+    second += second >= first and count > 1
+    pair = (candidates[first], candidates[second])
+    least = min([candidate.load for candidate in candidates])
+    return _blind(pair[pair[1].load < pair[0].load], candidates, matches, ask, least)
+
+
+def choose_round_robin(candidates: Sequence[C], matches: Matches, ask: Ask, table: SlackTable) -> Decision[C]:
+    """The candidates in turn."""
+    least = min([candidate.load for candidate in candidates])
+    return _blind(candidates[ask.turn % len(candidates)], candidates, matches, ask, least)
+
+
+POLICIES: dict[str, Policy] = {
+    "slack": choose_slack,
+    "power_of_two": choose_power_of_two,
+    "least_loaded": choose_least_loaded,
+    "round_robin": choose_round_robin,
+}
+
+
+def _blind(chosen: C, candidates: Sequence[C], matches: Matches, ask: Ask, least: int) -> Decision[C]:
+    """A decision that ignored affinity, described by what it happened to meet."""
+    match = matches.get(chosen.id, NO_MATCH)
+    deepest = max([m.resumable for m in matches.values()], default=0)
+    if deepest <= 0:
+        reason = _reason_without_match(len(candidates), matches, ask)
+    else:
+        reason = Reason.HIT if match.resumable >= deepest else Reason.MISS
+    return Decision(chosen, reason, match, ask.blocks, chosen.load, least, 0)
+
+
+def _outranks(candidate: C, match: Match, best: C, best_match: Match, key: int) -> bool:
+    """More to resume, then deeper, then freer, then the order that all replicas share."""
+    mine = (match.resumable, match.blocks, -candidate.load)
+    theirs = (best_match.resumable, best_match.blocks, -best.load)
+    if mine != theirs:
+        return mine > theirs
+    return rendezvous(candidate.id, key) > rendezvous(best.id, key)
+
+
+def _freest(candidates: Sequence[C], least: int, key: int) -> C:
+    ties = [candidate for candidate in candidates if candidate.load == least]
+    if len(ties) == 1:
+        return ties[0]
+    return max(ties, key=lambda candidate: rendezvous(candidate.id, key))
+
+
+def _reason_without_match(count: int, matches: Matches, ask: Ask) -> Reason:
+    if ask.bypass:
+        return Reason.BYPASS
+    if ask.blocks == 0:
+        return Reason.SHORT
+    for match in matches.values():
+        if match.withheld is not None:
+            return match.withheld
+    return Reason.ONLY if count == 1 else Reason.MISS
