@@ -1,0 +1,271 @@
+"""The fleet: every worker, what is known of it, and which of them may be chosen for a model."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+from router.cachemodel import CacheProfile
+from router.workers.health import Event, State, after
+
+
+def worker_id(url: str) -> str:
+    """Eight hex digits of the URL's hash: the worker's name everywhere, so that its URL appears nowhere."""
+    return blake2b(url.encode(), digest_size=4).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """One served name on one worker: the card as the worker sent it, its window in tokens, its base if an adapter."""
+
+    name: str
+    card: bytes
+    window: int | None = None
+    parent: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a worker said about itself at the last successful probe."""
+
+    models: Mapping[str, Model] = field(default_factory=dict)
+    profile: CacheProfile = field(default_factory=CacheProfile)
+    running: int | None = None
+    waiting: int | None = None
+    # Counters of vLLM's prefix cache, in tokens.
+    cache_queries: float | None = None
+    cache_hits: float | None = None
+
+
+class Worker:
+    """One vLLM server. Mutable, and changed only through the registry, leases and probes."""
+
+    __slots__ = (
+        "api_key",
+        "draining",
+        "ejections",
+        "epoch",
+        "facts",
+        "id",
+        "last_served",
+        "load",
+        "local",
+        "probation_busy",
+        "remote",
+        "removed",
+        "slots",
+        "state",
+        "strikes",
+        "until",
+        "url",
+    )
+
+    def __init__(self, url: str, *, slots: int, api_key: str | None) -> None:
+        self.url = url
+        self.id = worker_id(url)
+        self.api_key = api_key
+        self.slots = slots
+        self.facts = Facts()
+        self.epoch = 0.0
+        self.state = State.STARTING
+        self.draining = False
+        self.removed = False
+        # In flight: from this replica, from each other replica, and in all.
+        self.local = 0
+        self.remote: dict[str, int] = {}
+        self.load = 0
+        # Passive health: failures in a row, ejections in a row, the end of the current one, a probation's request.
+        self.strikes = 0
+        self.ejections = 0
+        self.until = 0.0
+        self.probation_busy = False
+        self.last_served = float("-inf")
+
+    def recount(self) -> None:
+        """Bring `load` up to date after a change of its parts."""
+        self.load = self.local + sum(self.remote.values()) if self.remote else self.local
+
+    @property
+    def usable(self) -> bool:
+        """May be chosen, but for slots and window."""
+        if self.draining or self.removed:
+            return False
+        return self.state is State.READY or (self.state is State.PROBATION and not self.probation_busy)
+
+    def __repr__(self) -> str:
+        return f"<Worker {self.id} {self.state} load={self.load}>"
+
+
+WorkerHook = Callable[[Worker], None]
+
+
+@dataclass(slots=True)
+class Hooks:
+    """Whom to tell: lists of functions that are called at once and must not raise."""
+
+    state: list[Callable[[Worker, State, State], None]] = field(default_factory=list)
+    load: list[WorkerHook] = field(default_factory=list)
+    epoch: list[WorkerHook] = field(default_factory=list)
+    removed: list[WorkerHook] = field(default_factory=list)
+    freed: list[WorkerHook] = field(default_factory=list)
+
+
+class Registry:
+    """All workers by id, and per model those that serve it."""
+
+    def __init__(self) -> None:
+        self.hooks = Hooks()
+        self._workers: dict[str, Worker] = {}
+        self._pools: dict[str, tuple[Worker, ...]] = {}
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(tuple(self._workers.values()))
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    def get(self, worker: str) -> Worker | None:
+        """The worker of this id, if it is configured."""
+        return self._workers.get(worker)
+
+    def add(self, url: str, *, slots: int, api_key: str | None = None) -> Worker:
+        """Add a worker, or return the one that listens there already."""
+        known = self._workers.get(worker_id(url))
+        if known is not None:
+            return known
+        worker = Worker(url, slots=slots, api_key=api_key)
+        self._workers[worker.id] = worker
+        self.changed()
+        return worker
+
+    def remove(self, worker: Worker) -> None:
+        """Take a worker out; requests in flight on it go on."""
+        worker.removed = True
+        self._workers.pop(worker.id, None)
+        self.changed()
+        for hook in self.hooks.removed:
+            hook(worker)
+
+    def changed(self) -> None:
+        """Forget derived lists after any change in models or membership."""
+        self._pools.clear()
+
+    def serving(self, model: str) -> tuple[Worker, ...]:
+        """All workers that list the model, whatever their state."""
+        pool = self._pools.get(model)
+        if pool is None:
+            pool = tuple(worker for worker in self._workers.values() if model in worker.facts.models)
+            if pool:  # names that nobody serves come from clients and must not fill the cache
+                self._pools[model] = pool
+        return pool
+
+    def models(self) -> dict[str, Model]:
+        """The union of all workers' models; the first worker's card wins."""
+        union: dict[str, Model] = {}
+        for worker in self._workers.values():
+            for name, model in worker.facts.models.items():
+                union.setdefault(name, model)
+        return union
+
+    def only_base_model(self) -> str | None:
+        """The name that an absent `model` means: the fleet's single base model, if all serve the same."""
+        roots = set()
+        for worker in self._workers.values():
+            names = [name for name, model in worker.facts.models.items() if model.parent is None]
+            if names:
+                roots.add(names[0])
+        return roots.pop() if len(roots) == 1 else None
+
+    def feed(self, worker: Worker, event: Event) -> bool:
+        """Move a worker through the health table; True if its state changed."""
+        before = worker.state
+        worker.state = after(before, event)
+        if worker.state is before:
+            return False
+        for hook in self.hooks.state:
+            hook(worker, before, worker.state)
+        if worker.usable:
+            self.notify_freed(worker)
+        return True
+
+    def learn(self, worker: Worker, facts: Facts) -> None:
+        """Replace what is known of a worker."""
+        changed = facts.models.keys() != worker.facts.models.keys()
+        worker.facts = facts
+        if changed:
+            self.changed()
+
+    def set_epoch(self, worker: Worker, epoch: float) -> bool:
+        """Offer an epoch; the larger wins, whoever saw it. True if it is new."""
+        if epoch <= worker.epoch:
+            return False
+        worker.epoch = epoch
+        for hook in self.hooks.epoch:
+            hook(worker)
+        return True
+
+    def set_draining(self, worker: Worker, draining: bool) -> None:
+        """Stop or resume choosing the worker; its requests in flight go on."""
+        worker.draining = draining
+        if not draining:
+            self.notify_freed(worker)
+
+    def set_remote(self, worker: Worker, replica: str, in_flight: int) -> None:
+        """Another replica's requests in flight on a worker; zero removes the entry."""
+        before = worker.load
+        if in_flight > 0:
+            worker.remote[replica] = in_flight
+        else:
+            worker.remote.pop(replica, None)
+        worker.recount()
+        if worker.load < before:
+            self.notify_freed(worker)
+
+    def drop_replica(self, replica: str) -> None:
+        """Forget what a replica that is gone had in flight."""
+        for worker in self._workers.values():
+            if replica in worker.remote:
+                self.set_remote(worker, replica, 0)
+
+    def notify_freed(self, worker: Worker) -> None:
+        """A slot may have become free."""
+        for hook in self.hooks.freed:
+            hook(worker)
+
+
+class Lease:
+    """One request counted on one worker, from the decision until the answer has ended; ends exactly once."""
+
+    __slots__ = ("_ended", "_registry", "worker")
+
+    def __init__(self, registry: Registry, worker: Worker) -> None:
+        self._registry = registry
+        self.worker = worker
+        self._ended = False
+        worker.local += 1
+        worker.load += 1
+        if worker.state is State.PROBATION:
+            worker.probation_busy = True
+        for hook in registry.hooks.load:
+            hook(worker)
+
+    def end(self) -> None:
+        """Give the slot back; further calls do nothing."""
+        if self._ended:
+            return
+        self._ended = True
+        worker = self.worker
+        worker.local -= 1
+        worker.load -= 1
+        worker.probation_busy = False
+        for hook in self._registry.hooks.load:
+            hook(worker)
+        for hook in self._registry.hooks.freed:
+            hook(worker)
+
+
+def with_models(facts: Facts, models: Mapping[str, Model]) -> Facts:
+    """The same facts with other models."""
+    return dataclasses.replace(facts, models=models)
