@@ -1,0 +1,339 @@
+"""One connection to a worker, and the answer that is on it.
+
+The socket's callbacks do the work: bytes go through the parser, land in the response, and wake the one task that
+waits. Nothing here creates tasks or timers; the pool looks at `deadline` now and then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import select
+from math import inf
+from typing import Final, Protocol, cast
+
+from router import errors
+from router.dataplane.upstream_parser import ResponseParser
+from router.dataplane.upstream_types import UpstreamLimits, UpstreamLost
+
+# Up to here one copy of the body is cheaper than a second buffer for the kernel.
+JOIN_BYTES: Final = 16384
+
+
+class ConnectionOwner(Protocol):
+    """What a connection tells its pool."""
+
+    def give_back(self, connection: UpstreamConnection) -> None:
+        """The answer is complete and the connection may serve another request."""
+
+    def forget(self, connection: UpstreamConnection) -> None:
+        """The connection is closed."""
+
+
+class UpstreamResponse:
+    """The answer to one request; ends when it is complete, failed or closed, and then holds no connection."""
+
+    __slots__ = (
+        "_connection",
+        "_ended",
+        "_error",
+        "_loop",
+        "_pieces",
+        "_waiter",
+        "content_length",
+        "headers",
+        "status",
+    )
+
+    status: int
+    headers: list[tuple[bytes, bytes]]  # names in lower case, wire order
+    content_length: int | None  # as declared; None when chunked or until close
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, connection: UpstreamConnection, pieces: list[bytes]) -> None:
+        self._loop = loop
+        self._connection: UpstreamConnection | None = connection
+        self._pieces = pieces
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: errors.RouterError | None = None
+        self._ended = False
+        self.status = 0
+        self.headers = []
+        self.content_length = None
+
+    @property
+    def complete(self) -> bool:
+        """The clean end was seen and nothing is left to read."""
+        return self._ended and not self._pieces and self._error is None
+
+    @property
+    def error(self) -> errors.RouterError | None:
+        """Why the answer will not become complete."""
+        return self._error
+
+    def read_nowait(self) -> bytes:
+        """All bytes of the body at hand, possibly none."""
+        pieces = self._pieces
+        if not pieces:
+            return b""
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
+        if self._connection is not None:
+            self._connection.consumed()
+        return data
+
+    async def read(self) -> bytes:
+        """At least one byte, or b"" at the clean end. A fault is raised after the bytes that came before it."""
+        while not self._pieces:
+            if self._error is not None:
+                raise self._error
+            if self._ended:
+                return b""
+            await self.wait()
+        return self.read_nowait()
+
+    async def wait(self) -> None:
+        """Until something happened; the wait's cancellation closes the response."""
+        if self._waiter is not None:
+            raise RuntimeError("another task waits for this response already")
+        waiter = self._waiter = self._loop.create_future()
+        try:
+            await waiter
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            self._waiter = None
+
+    def close(self) -> None:
+        """Give up what has not been read; an unfinished answer's connection is aborted at once."""
+        if self._connection is not None:
+            self._connection.fail(errors.ClientGone("The response was closed before its end."))
+        elif self._pieces:
+            self._error = self._error or errors.ClientGone("The response was closed before it was read.")
+        self._pieces.clear()
+
+    # -- called by the connection --------------------------------------------------------------------------
+
+    def show_head(self, parser: ResponseParser) -> None:
+        self.status = parser.status
+        self.headers = parser.headers
+        self.content_length = parser.content_length
+
+    def finish(self, error: errors.RouterError | None) -> None:
+        self._connection = None
+        self._ended = True
+        self._error = error
+        self.wake()
+
+    def wake(self) -> None:
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+
+class UpstreamConnection(asyncio.Protocol):
+    """Carries one request at a time. Idle while it has no response; `closed` is final."""
+
+    __slots__ = (
+        "_fault",
+        "_limits",
+        "_loop",
+        "_owner",
+        "_parser",
+        "_paused",
+        "_readable",
+        "_response",
+        "_transport",
+        "closed",
+        "deadline",
+        "reused",
+        "started",
+    )
+
+    _readable: select.poll
+    closed: bool
+    deadline: float  # loop time at which the pool calls `expire`
+    started: float  # loop time at which the request was written
+    reused: bool  # an earlier request went over this connection
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, owner: ConnectionOwner, limits: UpstreamLimits) -> None:
+        self._loop = loop
+        self._owner = owner
+        self._limits = limits
+        self._parser = ResponseParser(limits)
+        self._transport: asyncio.Transport | None = None
+        self._response: UpstreamResponse | None = None
+        self._fault: errors.RouterError | None = None
+        self._paused = False
+        self.closed = False
+        self.deadline = inf
+        self.started = 0.0
+        self.reused = False
+
+    # -- called by the pool --------------------------------------------------------------------------------
+
+    def start(self, head: bytes, body: bytes, *, bodyless: bool) -> UpstreamResponse:
+        """Write a request; its response is filled as the answer comes in."""
+        transport = self._transport
+        if self.closed or transport is None:
+            raise self._fault or self._lost()
+        parser = self._parser
+        parser.start(bodyless=bodyless)
+        response = self._response = UpstreamResponse(self._loop, self, parser.pieces)
+        self.started = self._loop.time()
+        self.deadline = self.started + self._limits.first_byte_seconds
+        if len(body) <= JOIN_BYTES:
+            transport.write(head + body)
+        else:
+            transport.write(head)
+            transport.write(body)
+        return response
+
+    def rest(self) -> None:
+        """Become idle."""
+        self.reused = True
+        self.deadline = self._loop.time() + self._limits.keep_alive_seconds
+
+    def fresh(self) -> bool:
+        """Whether an idle connection may be used: young enough, open, and silent.
+
+        The kernel may hold bytes or an end that the loop has not delivered yet; bytes would be taken for the answer.
+        """
+        transport = self._transport
+        if transport is None or transport.is_closing() or self._loop.time() >= self.deadline:
+            return False
+        return not self._readable.poll(0)
+
+    def age(self) -> float:
+        """Seconds since the last request was written."""
+        return self._loop.time() - self.started
+
+    def expire(self) -> None:
+        """The deadline has passed."""
+        response = self._response
+        if response is None:
+            self.abort()
+        elif response.status:
+            self.fail(errors.UpstreamTimeout("The worker stopped in the middle of its answer."))
+        else:
+            self.fail(errors.UpstreamTimeout("The worker did not begin its answer in time."))
+
+    def fail(self, error: errors.RouterError) -> None:
+        """End the answer with an error, and the connection."""
+        response = self._response
+        self._response = None
+        self.abort()
+        if response is not None:
+            response.finish(error)
+
+    def abort(self) -> None:
+        """Close now, without sending what is still buffered."""
+        if self.closed:
+            return
+        self.closed = True
+        self.deadline = inf
+        self._owner.forget(self)
+        self._parser.release()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def lose(self) -> None:
+        """End an answer because the connection ended."""
+        self.fail(self._lost())
+
+    # -- called by the response ----------------------------------------------------------------------------
+
+    def consumed(self) -> None:
+        """The pieces at hand were taken."""
+        self._parser.buffered = 0
+        if self._paused and self._transport is not None:
+            self._paused = False
+            self.deadline = self._loop.time() + self._limits.idle_seconds
+            self._transport.resume_reading()
+
+    # -- called by the event loop --------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = opened = cast(asyncio.Transport, transport)  # uvloop's does not inherit from it
+        if self.closed:  # given up while the socket was being opened
+            opened.abort()
+            return
+        self._readable = select.poll()
+        self._readable.register(opened.get_extra_info("socket").fileno(), select.POLLIN)
+
+    def data_received(self, data: bytes) -> None:
+        response = self._response
+        if response is None:
+            if not self.closed:
+                self._fault = errors.UpstreamProtocolError("The worker sent bytes that nobody asked for.")
+                self.abort()
+            return
+        parser = self._parser
+        try:
+            parser.feed(data)
+        except errors.UpstreamProtocolError as error:
+            self.fail(error)
+            return
+        if parser.done:
+            self._complete(response)
+        elif parser.buffered:
+            if not response.status:
+                response.show_head(parser)
+            if parser.buffered > self._limits.read_buffer:
+                self._pause()
+            else:
+                self.deadline = self._loop.time() + self._limits.idle_seconds
+            response.wake()
+
+    def eof_received(self) -> None:
+        response = self._response
+        if response is not None and self._parser.eof():
+            self._complete(response)
+        else:
+            self.lose()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.closed:
+            self.lose()
+
+    def resume_writing(self) -> None:
+        response = self._response
+        if response is not None and not response.status:
+            self.deadline = self._loop.time() + self._limits.first_byte_seconds
+
+    # ------------------------------------------------------------------------------------------------------
+
+    def _complete(self, response: UpstreamResponse) -> None:
+        parser = self._parser
+        transport = self._transport
+        if not response.status:
+            response.show_head(parser)
+        self._response = None
+        # An answer that came before its request was sent leaves the rest of the request on the connection.
+        if (
+            parser.keep_alive
+            and not parser.surplus
+            and transport is not None
+            and not transport.is_closing()
+            and not transport.get_write_buffer_size()
+        ):
+            if self._paused:
+                self._paused = False
+                transport.resume_reading()
+            self._owner.give_back(self)
+        else:
+            self.abort()
+        response.finish(None)
+
+    def _pause(self) -> None:
+        """The reader is behind; its worker's silence is no fault while nobody listens."""
+        if not self._paused and self._transport is not None:
+            self._paused = True
+            self.deadline = inf
+            self._transport.pause_reading()
+
+    def _lost(self) -> UpstreamLost:
+        return UpstreamLost(
+            "The worker closed the connection before its answer was complete.",
+            bytes_received=self._parser.received,
+            reused=self.reused,
+        )
