@@ -49,8 +49,10 @@ class Group:
     window: int = 0
 
     def __post_init__(self) -> None:
-        if self.block_size < 1 or self.window < 0:
-            raise ValueError(f"a cache group needs a positive block size and a window of 0 or more: {self}")
+        if self.block_size < 1:
+            raise ValueError(f"the block size of a cache group must be positive: {self.block_size}")
+        if self.kind is Kind.SLIDING_WINDOW and self.window < 1:
+            raise ValueError(f"a sliding window must be positive: {self.window}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +90,12 @@ class CacheProfile:
     computed: int = field(init=False)  # tokens at the end of a prompt that are computed whatever the cache holds
 
     def __post_init__(self) -> None:
-        if self.block_size < 1 or self.held_back < 0 or (self.match_unit is not None and self.match_unit < 1):
-            raise ValueError(f"block_size and match_unit must be positive, held_back 0 or more: {self.block_size}, "
-                             f"{self.match_unit}, {self.held_back}")  # fmt: skip
+        if self.block_size < 1 or self.held_back < 0:
+            raise ValueError(
+                f"block_size must be positive and held_back not negative: {self.block_size}, {self.held_back}"
+            )
+        if self.match_unit is not None and self.match_unit < 1:
+            raise ValueError(f"match_unit must be positive: {self.match_unit}")
         block = math.lcm(*(group.block_size for group in self.groups)) if self.groups else self.block_size
         unit = landing(block, self.match_unit, self.groups)
         coarse = self.rule is Rule.OPEN_BLOCK and unit == block
@@ -193,10 +198,9 @@ def _resumable_of_held(profile: CacheProfile, best: int, held: Held) -> Resumabi
             hit = reach
     if hit == 0:
         return _NOTHING
+    state = _RESUMABLE if hit == best else Resume.NEEDS_PARTIAL_RECOMPUTE
     if hit > on_gpu:
         state = Resume.NEEDS_IO_WAIT
-    else:
-        state = _RESUMABLE if hit == best else Resume.NEEDS_PARTIAL_RECOMPUTE
     return Resumability(credit, state, None, hit - credit)
 
 
@@ -274,7 +278,7 @@ def _reach(profile: CacheProfile, group: Group, held: GroupHeld, bound: int) -> 
 
 # -- what a worker declares ------------------------------------------------------------------------------------
 
-_LARGEST = 1 << 40  # a number above this is no count of tokens or blocks
+_DIGITS = 12  # a longer number is no count of tokens or blocks
 _LONGEST_BLOCK = 1 << 20
 
 
@@ -308,7 +312,7 @@ def profile_from_labels(
         common = math.lcm(block, state_block)
         block = common if common <= _LONGEST_BLOCK else block
     window = _count(labels, "sliding_window")
-    groups = (Group(Kind.SLIDING_WINDOW, block, window),) if window and not hybrid else ()
+    groups = (Group(Kind.SLIDING_WINDOW, block, window),) if window is not None else ()
     if tiers is None:
         tiers = (CPU_TIER,) if _positive(labels, "kv_offloading_size") else ()
     return CacheProfile(
@@ -316,7 +320,7 @@ def profile_from_labels(
         block_size=block,
         match_unit=_match_unit(labels) if hybrid else None,
         held_back=held_back,
-        rule=_rule(labels, mode, hybrid=hybrid or window is not None),
+        rule=_rule(labels, mode, hybrid=hybrid, window=window),
         retention=_whole(labels, "prefix_cache_retention_interval"),
         groups=groups,
         tiers=tiers,
@@ -324,13 +328,14 @@ def profile_from_labels(
     )
 
 
-def _rule(labels: Mapping[str, str], mode: str, *, hybrid: bool) -> Rule:
+def _rule(labels: Mapping[str, str], mode: str, *, hybrid: bool, window: int | None) -> Rule:
     """0.33 and later declare a retention interval; earlier hybrids are taken to leave their last block open."""
-    if not hybrid:
-        return Rule.BLOCKS
-    if "prefix_cache_retention_interval" in labels or mode == "all":
-        return Rule.CHECKPOINTS
-    return Rule.OPEN_BLOCK if mode == "align" else Rule.BLOCKS
+    if hybrid or window is not None:
+        if "prefix_cache_retention_interval" in labels or mode == "all":
+            return Rule.CHECKPOINTS
+        if hybrid:
+            return Rule.OPEN_BLOCK
+    return Rule.BLOCKS
 
 
 def _block_size(labels: Mapping[str, str]) -> int:
@@ -359,10 +364,7 @@ def _flag(labels: Mapping[str, str], name: str) -> bool | None:
 def _whole(labels: Mapping[str, str], name: str) -> int | None:
     """A label as a whole number of 0 or more, else None."""
     text = labels.get(name, "").strip()
-    if not (text.isascii() and text.isdecimal() and len(text) <= 13):
-        return None
-    value = int(text)
-    return value if value <= _LARGEST else None
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _DIGITS else None
 
 
 def _count(labels: Mapping[str, str], name: str) -> int | None:
