@@ -1,0 +1,88 @@
+"""The text of /metrics, with vLLM's names and labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from loadtest.simworker.worker import SimWorker
+
+CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+_REASONS = ("stop", "length", "abort", "error", "repetition")
+Sample = tuple[Mapping[str, str], float]
+
+
+def render(worker: SimWorker) -> bytes:
+    """All families of one worker."""
+    lines: list[str] = []
+    if worker.config.process_metrics:
+        _family(lines, "process_start_time_seconds", "gauge", "", [({}, worker.started_at)])
+    labels = {"model_name": worker.config.model, "engine": "0"}
+    for name, text, value in _gauges(worker):
+        _family(lines, name, "gauge", text, [(labels, value)])
+    for name, text, value in _counters(worker):
+        _family(lines, name, "counter", text, [(labels, value)])
+    finished = worker.engine.totals.finished
+    samples = [({**labels, "finished_reason": reason}, float(finished[reason])) for reason in _REASONS]
+    _family(lines, "vllm:request_success", "counter", "Requests by how they ended.", samples)
+    states = [({**labels, "sleep_state": state}, float(on)) for state, on in worker.sleep_states()]
+    _family(lines, "vllm:engine_sleep_state", "gauge", "Sleep state of the engine.", states)
+    rejected = {"model_name": worker.config.model, "reason": "max_num_queued_reqs"}
+    _family(lines, "vllm:admission_rejections", "counter", "Requests refused.", [(rejected, worker.rejections)])
+    cache = [({"engine": "0", **cache_labels(worker)}, 1.0)]
+    _family(lines, "vllm:cache_config_info", "gauge", "Information of the LLMEngine CacheConfig.", cache)
+    return ("\n".join(lines) + "\n").encode()
+
+
+def cache_labels(worker: SimWorker) -> dict[str, str]:
+    """Every setting of the cache as text; what is not set reads None, as Python prints it."""
+    config = worker.config
+    tokens = config.num_gpu_blocks * config.block_size
+    values: dict[str, object] = {
+        "block_size": config.block_size,
+        "num_gpu_blocks": config.num_gpu_blocks,
+        "enable_prefix_caching": config.enable_prefix_caching,
+        "prefix_caching_hash_algo": "sha256",
+        "prefix_match_unit": config.prefix_match_unit,
+        "prefix_cache_retention_interval": 0,
+        "mamba_cache_mode": config.mamba_cache_mode,
+        "mamba_block_size": config.mamba_block_size,
+        "kv_cache_size_tokens": tokens,
+        "kv_cache_max_concurrency": tokens / config.window,
+        "sliding_window": config.sliding_window,
+        "hash_block_size": None,
+        "cache_hit_alignment_tokens": None,
+        "cache_dtype": "auto",
+        "gpu_memory_utilization": 0.9,
+    }
+    return {name: str(value) for name, value in values.items()}
+
+
+def _gauges(worker: SimWorker) -> Iterable[tuple[str, str, float]]:
+    engine = worker.engine
+    yield "vllm:num_requests_running", "Requests in execution.", engine.running
+    yield "vllm:num_requests_waiting", "Requests in the queue.", engine.waiting
+    yield "vllm:kv_cache_usage_perc", "Share of the blocks in use; 1 is all.", engine.cache.usage
+
+
+def _counters(worker: SimWorker) -> Iterable[tuple[str, str, float]]:
+    totals = worker.engine.totals
+    yield "vllm:prefix_cache_queries", "Prompt tokens looked up in the cache.", totals.queries
+    yield "vllm:prefix_cache_hits", "Prompt tokens found in the cache.", totals.hits
+    yield "vllm:prompt_tokens", "Prompt tokens processed.", totals.prompt_tokens
+    yield "vllm:prompt_tokens_cached", "Prompt tokens taken from the cache.", totals.hits
+    yield "vllm:generation_tokens", "Tokens generated.", totals.generation_tokens
+    yield "vllm:num_preemptions", "Requests put back.", 0
+
+
+def _family(lines: list[str], name: str, kind: str, text: str, samples: Iterable[Sample]) -> None:
+    wire = f"{name}_total" if kind == "counter" else name
+    lines += [f"# HELP {wire} {text}", f"# TYPE {wire} {kind}"]
+    for labels, value in samples:
+        shown = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
+        lines.append(f"{wire}{{{shown}}} {float(value)!r}" if shown else f"{wire} {float(value)!r}")
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
