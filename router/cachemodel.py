@@ -297,12 +297,7 @@ def profile_from_labels(
     mode = labels.get("mamba_cache_mode", "").lower()
     state_block = _count(labels, "mamba_block_size")
     if hybrid is None:
-        hybrid = (
-            mode in ("align", "all")
-            or state_block is not None
-            or _count(labels, "mamba_page_size_padded") is not None
-            or _flag(labels, "is_attention_free") is True
-        )
+        hybrid = mode in ("align", "all") or _has_state(labels)
     enabled = _flag(labels, "enable_prefix_caching")
     if hybrid and mode == "none":
         enabled = False  # a recurrent state is kept in no mode, whatever the other flag says
@@ -326,6 +321,12 @@ def profile_from_labels(
         tiers=tiers,
         capacity_tokens=_capacity(labels, attention_block, hybrid=hybrid),
     )
+
+
+def _has_state(labels: Mapping[str, str]) -> bool:
+    """Whether a worker has recurrent layers: `mamba_cache_mode` alone says "none" for plain models too."""
+    sized = _count(labels, "mamba_block_size") or _count(labels, "mamba_page_size_padded")
+    return sized is not None or _flag(labels, "is_attention_free") is True
 
 
 def _rule(labels: Mapping[str, str], mode: str, *, hybrid: bool, window: int | None) -> Rule:
