@@ -19,9 +19,12 @@ FLOORS = {
     "affinity": 2,
     "policy": 2,
     "metrics": 3,
+    "sync_codec": 3,
     "calibration": 4,
+    "decisions": 4,
     "workers": 5,
     "dataplane": 6,
+    "sync_redis": 5,
     "sync": 6,
     "control": 6,
     "fit": 6,
@@ -31,7 +34,7 @@ FLOORS = {
     "demo": 8,
     "__main__": 9,
 }
-PURE = {"errors", "prompt", "hashing", "cachemodel", "affinity", "policy"}
+PURE = {"errors", "prompt", "hashing", "cachemodel", "affinity", "policy", "sync_codec"}
 IMPURE_MODULES = {"asyncio", "time", "random", "logging", "socket", "threading", "os", "secrets", "uuid"}
 
 

@@ -1,0 +1,226 @@
+"""Wires everything: the only module that knows all others."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+import time
+from collections.abc import Iterable
+
+from router.affinity import AffinityMap
+from router.calibration import TokenRatios
+from router.control.app import ControlContext, create_control
+from router.dataplane.admission import Admission
+from router.dataplane.dispatch import Dispatcher
+from router.dataplane.entry import Entry
+from router.dataplane.pools import Pools
+from router.dataplane.relay import Relay
+from router.dataplane.server import Bounds, RouterProtocol, protocol_class
+from router.dataplane.stored import StoredResponses
+from router.dataplane.upstream_types import UpstreamLimits
+from router.decisions import DecisionRing
+from router.hashing import fingerprint
+from router.metrics import Metrics, Sample
+from router.settings import Settings
+from router.sync import NoSync, Sync
+from router.workers import passive
+from router.workers.health import State
+from router.workers.probes import Prober
+from router.workers.registry import Registry, Worker
+from router.workers.selection import Selector
+
+log = logging.getLogger("router")
+TICK_SECONDS = 1.0
+LAG_SECONDS = 0.25
+
+
+class Router:
+    """One replica: the ASGI app, its protocol, and the tasks that live as long as it does."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.sender = secrets.token_hex(8)
+        clock = time.monotonic
+        self.metrics = Metrics()
+        self.registry = Registry()
+        affinity = settings.affinity
+        self.index = AffinityMap(affinity.max_blocks, affinity.ttl_seconds, affinity.tentative_seconds)
+        self.ratios = TokenRatios()
+        self.ring = DecisionRing(settings.limits.decisions)
+        self.selector = Selector(settings, self.registry, self.index, self.ratios, random.random)
+        self.admission = Admission(self.registry, settings.limits.queue_per_worker, settings.timeouts.queue)
+        worker_key = settings.auth.worker_api_key
+        key = worker_key.get_secret_value() if worker_key else None
+        self.pools = Pools(self.registry, _upstream_limits(settings), key)
+        self.prober = Prober(self.registry, settings.health, worker_key=key, clock=clock, wall=time.time)
+        self.sync = self._make_sync()
+        relay = Relay(self.registry, self.ratios, self.metrics, clock, reveal=settings.decision_headers)
+        dispatcher = Dispatcher(
+            settings,
+            self.selector,
+            self.admission,
+            self.pools,
+            relay,
+            self.metrics,
+            self.ring,
+            clock=clock,
+            draw=random.random,
+            poke=self.prober.poke,
+        )
+        stored = StoredResponses(self.registry, self.pools, relay, self.metrics)
+        context = ControlContext(
+            settings,
+            self.registry,
+            self.selector,
+            self.index,
+            self.ring,
+            self.metrics,
+            self.sync,
+            self.is_draining,
+            clock,
+        )
+        self.app = Entry(settings, dispatcher, stored, create_control(context), self.metrics)
+        self.protocol: type[RouterProtocol] = protocol_class(_bounds(settings))
+        self.draining = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._connect_hooks()
+        self._describe()
+        for worker in settings.workers:
+            slots = worker.slots or settings.limits.default_slots
+            self.registry.add(worker.url, slots=slots, api_key=worker.api_key and worker.api_key.get_secret_value())
+
+    def is_draining(self) -> bool:
+        """This replica takes no new work from the balancer."""
+        return self.draining
+
+    async def start(self) -> None:
+        """Begin probing and syncing; returns at once, whatever can't be reached yet."""
+        await self.prober.start()
+        await self.sync.start()
+        for work in (self._tick(), self._watch_lag()):
+            task = asyncio.create_task(work)
+            self._tasks.add(task)
+
+    async def aclose(self) -> None:
+        """End all tasks and connections."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+        await self.sync.aclose()
+        await self.prober.aclose()
+        self.pools.close()
+
+    def _make_sync(self) -> Sync | NoSync:
+        settings = self.settings
+        if settings.sync.redis_url is None:
+            return NoSync()
+        mark = fingerprint(settings.affinity.hash_secret.get_secret_value().encode())
+        return Sync(settings.sync, mark, self.index, self.registry, time.monotonic, self.sender)
+
+    def _connect_hooks(self) -> None:
+        hooks = self.registry.hooks
+        hooks.epoch.append(lambda worker: _set_epoch(self.index, worker))
+        hooks.epoch.append(self.sync.epoch)
+        hooks.load.append(self.sync.load)
+        hooks.removed.append(lambda worker: self.index.forget(worker.id))
+        hooks.state.append(self._state_changed)
+        self.selector.owned_hooks.append(self.sync.owned)
+
+    def _state_changed(self, worker: Worker, before: State, after: State) -> None:
+        if after is State.READY and self.index.epoch_of(worker.id) is None:
+            # A worker without a start time keeps epoch 0 until somebody sees it come back.
+            self.index.set_epoch(worker.id, worker.epoch)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            now = time.monotonic()
+            self.index.tick(now)
+            passive.tick(self.registry, now)
+            self.protocol.sweep(now)
+
+    async def _watch_lag(self) -> None:
+        while True:
+            due = time.monotonic() + LAG_SECONDS
+            await asyncio.sleep(LAG_SECONDS)
+            self.metrics.loop_lag.observe(max(0.0, time.monotonic() - due))
+
+    def _describe(self) -> None:
+        """Metrics that are read from their owners."""
+        add = self.metrics.gauge
+        add("router_in_flight", "Requests in flight from this replica.", ("worker",), self._in_flight)
+        add("router_worker_load", "Requests in flight from all replicas.", ("worker",), self._loads)
+        add("router_queue_depth", "Requests waiting for a slot.", (), lambda: [((), len(self.admission))])
+        add("router_worker_state", "1 for the state a worker is in.", ("worker", "state"), self._states)
+        add("router_index_blocks", "Blocks owned.", ("worker",), self._blocks)
+        add("router_active_requests", "Requests being served.", (), lambda: [((), self.app.active)])
+        add("router_body_bytes", "Request bodies held in memory.", (), lambda: [((), self.app.budget.held)])
+        add("router_upstream_connections", "Open connections.", ("worker",), self._connections)
+        add("router_client_connections", "Open connections.", (), lambda: [((), len(self.protocol.open_connections))])
+        add("router_sync_up", "1 while news passes both ways.", (), self._sync_up)
+        add("router_sync_lag_seconds", "Age of this replica's own news when it comes back.", (), self._sync_lag)
+        add("router_sync_peers", "Other replicas heard from.", (), lambda: [((), self.sync.peers)])
+        count = self.metrics.counter
+        count("router_index_evictions_total", "Blocks dropped.", ("cause",), self._evictions)
+        count("router_sync_messages_total", "Messages.", ("direction", "kind"), self._sync_messages)
+        count("router_sync_dropped_total", "News dropped or refused.", ("cause",), self._sync_dropped)
+
+    def _in_flight(self) -> Iterable[Sample]:
+        return [((worker.id,), worker.local) for worker in self.registry]
+
+    def _loads(self) -> Iterable[Sample]:
+        return [((worker.id,), worker.load) for worker in self.registry]
+
+    def _states(self) -> Iterable[Sample]:
+        return [((worker.id, state.value), float(worker.state is state)) for worker in self.registry for state in State]
+
+    def _blocks(self) -> Iterable[Sample]:
+        return [((worker,), count) for worker, count in self.index.statistics().items()]
+
+    def _connections(self) -> Iterable[Sample]:
+        return [((worker,), count) for worker, count in self.pools.connections().items()]
+
+    def _evictions(self) -> Iterable[Sample]:
+        return [((cause,), count) for cause, count in self.index.evictions.items()]
+
+    def _sync_up(self) -> Iterable[Sample]:
+        return [] if self.sync.up is None else [((), float(self.sync.up))]
+
+    def _sync_lag(self) -> Iterable[Sample]:
+        return [] if self.sync.lag_seconds is None else [((), self.sync.lag_seconds)]
+
+    def _sync_messages(self) -> Iterable[Sample]:
+        return [(labels, count) for labels, count in self.sync.messages.items()]
+
+    def _sync_dropped(self) -> Iterable[Sample]:
+        return [((cause,), count) for cause, count in self.sync.dropped.items()]
+
+
+def _set_epoch(index: AffinityMap, worker: Worker) -> None:
+    index.set_epoch(worker.id, worker.epoch)
+
+
+def _upstream_limits(settings: Settings) -> UpstreamLimits:
+    timeouts = settings.timeouts
+    return UpstreamLimits(
+        connect_seconds=timeouts.connect,
+        keep_alive_seconds=timeouts.upstream_keep_alive,
+        first_byte_seconds=timeouts.first_byte,
+        idle_seconds=timeouts.stream_idle,
+        max_connections=settings.limits.connections_per_worker,
+    )
+
+
+def _bounds(settings: Settings) -> Bounds:
+    limits, timeouts = settings.limits, settings.timeouts
+    return Bounds(
+        header_bytes=limits.header_bytes,
+        header_count=limits.header_count,
+        body_bytes=max(limits.body_bytes, limits.media_body_bytes),
+        header_seconds=timeouts.header,
+        body_seconds=timeouts.body,
+        write_stall_seconds=timeouts.write_stall,
+    )

@@ -1,0 +1,237 @@
+"""The life of one request, from its body to the end of its answer.
+
+Choose a worker, send the exact bytes, hold the answer back until its first body byte, ask one other worker if that
+fails, then pass the bytes through as they come. Whatever happens, the lease ends once and the outcome is counted once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from router import errors
+from router.dataplane.admission import Admission
+from router.dataplane.attempts import RULES, Outcome, RetryBudget, outcome_of_error, outcome_of_status
+from router.dataplane.client import Client
+from router.dataplane.headers import first, upstream_head
+from router.dataplane.pools import Pools
+from router.dataplane.relay import Kept, Relay
+from router.dataplane.routes import Route
+from router.dataplane.upstream import UpstreamResponse
+from router.decisions import DecisionRecord, DecisionRing
+from router.metrics import Metrics
+from router.prompt import read_prompt
+from router.settings import Settings
+from router.workers import passive
+from router.workers.health import State
+from router.workers.registry import Registry, Worker
+from router.workers.selection import Inquiry, Placement, Selector
+
+log = logging.getLogger("router.decisions")
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One request on its way, and what is known of it so far."""
+
+    client: Client
+    route: Route
+    body: bytes
+    inquiry: Inquiry
+    began: float
+    record: DecisionRecord | None = None
+    tried: list[str] = field(default_factory=list)
+    kept: Kept | None = None
+    failure: errors.RouterError | None = None
+    failed_over: bool = False
+
+    @property
+    def worker(self) -> str:
+        return self.record.worker if self.record else ""
+
+
+class Dispatcher:
+    """Serves requests; one for all of a process."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        selector: Selector,
+        admission: Admission,
+        pools: Pools,
+        relay: Relay,
+        metrics: Metrics,
+        ring: DecisionRing,
+        *,
+        clock: Callable[[], float],
+        draw: Callable[[], float],
+        poke: Callable[[Worker], None],
+    ) -> None:
+        self._settings = settings
+        self._selector = selector
+        self._admission = admission
+        self._pools = pools
+        self._relay = relay
+        self._metrics = metrics
+        self._ring = ring
+        self._clock = clock
+        self._draw = draw
+        self._poke = poke
+        self._budget = RetryBudget(settings.retry.budget_share, settings.retry.budget_min)
+        self._waiting: dict[str, dict[Job, asyncio.Task[None]]] = {}
+        selector.registry.hooks.state.append(self._state_changed)
+
+    @property
+    def registry(self) -> Registry:
+        return self._selector.registry
+
+    async def serve(self, client: Client, route: Route) -> None:
+        """Serve one request of an inference route; raises RouterError while nothing was sent."""
+        limits = self._settings.limits
+        body = await client.read_body(limits.media_body_bytes if route.media else limits.body_bytes)
+        began = self._clock()
+        prompt = read_prompt(route.form, body, first(client.headers, b"content-type") or b"")
+        inquiry = self._selector.inquire(prompt)
+        self._relay.pin(inquiry)
+        job = Job(client, route, body, inquiry, began)
+        self._budget.request(began)
+        try:
+            await self._attempts(job)
+        finally:
+            self._finish(job)
+
+    async def _attempts(self, job: Job) -> None:
+        while True:
+            try:
+                placement = await self._place(job)
+            except errors.Unavailable as error:
+                if job.kept is not None:
+                    return await self._relay.send_kept(job, job.kept)
+                raise job.failure or error from None
+            try:
+                response = await self._open(job, placement)
+                outcome = outcome_of_status(response.status)
+                if outcome is Outcome.ANSWERED or not self._may_retry(job, outcome):
+                    self._note(placement.worker, outcome)
+                    return await self._relay.run(job, placement, response)
+                job.kept = await self._relay.keep(response)
+            except errors.RouterError as error:
+                if job.client.started:
+                    raise
+                outcome = outcome_of_error(error)
+                job.failure = error
+                if not self._may_retry(job, outcome):
+                    self._note(placement.worker, outcome)
+                    if job.kept is not None:
+                        return await self._relay.send_kept(job, job.kept)
+                    raise
+            finally:
+                placement.release()
+            self._note(placement.worker, outcome)
+            self._metrics.retries.inc((outcome.value,))
+            job.tried.append(placement.worker.id)
+
+    async def _place(self, job: Job) -> Placement:
+        job.client.stage = "queue"
+        inquiry = job.inquiry
+        placement = await self._admission.place(
+            inquiry.model, lambda: self._selector.place(inquiry, self._clock(), job.tried)
+        )
+        self._describe(job, placement)
+        return placement
+
+    async def _open(self, job: Job, placement: Placement) -> UpstreamResponse:
+        """Send the request to its worker; failures of the worker are raised as upstream errors."""
+        job.client.stage = "waiting"
+        worker = placement.worker
+        target = self._pools.of(worker)
+        head = upstream_head(
+            job.client.method.encode(),
+            target.base_path + job.route.target + (b"?" + job.client.query if job.client.query else b""),
+            target.authority,
+            job.client.headers,
+            len(job.body),
+            job.client.request_id,
+            target.authorization,
+        )
+        task = asyncio.current_task()
+        assert task is not None
+        waiting = self._waiting.setdefault(worker.id, {})
+        waiting[job] = task
+        try:
+            return await target.pool.request(head, job.body)
+        except asyncio.CancelledError:
+            if job.failed_over and not job.client.gone:
+                job.failed_over = False
+                task.uncancel()
+                raise errors.UpstreamReset("The worker stopped answering its health checks.") from None
+            raise
+        finally:
+            del waiting[job]
+
+    def _may_retry(self, job: Job, outcome: Outcome) -> bool:
+        if not RULES[outcome].retry or len(job.tried) >= self._settings.retry.attempts:
+            return False
+        return self._budget.take(self._clock())
+
+    def _note(self, worker: Worker, outcome: Outcome) -> None:
+        """Tell the worker's health what its attempt came to."""
+        if outcome is Outcome.ANSWERED:
+            return
+        self._metrics.upstream_errors.inc((worker.id, outcome.value))
+        rule = RULES[outcome]
+        if rule.strike and passive.failed(self.registry, worker, self._clock(), self._settings.health, self._draw()):
+            self._metrics.ejections.inc((worker.id, outcome.value))
+        if rule.probe:
+            self._poke(worker)
+
+    def _describe(self, job: Job, placement: Placement) -> None:
+        decision = placement.decision
+        now = self._clock()
+        record = DecisionRecord(
+            request_id=job.client.request_id.decode("ascii"),
+            at=now,
+            endpoint=job.route.path,
+            model=job.inquiry.model,
+            worker=decision.worker.id,
+            reason=decision.reason.value,
+            matched_blocks=decision.match.blocks,
+            blocks=decision.blocks,
+            resumable_tokens=decision.match.resumable,
+            prompt_tokens=job.inquiry.tokens,
+            load=decision.load,
+            min_load=decision.min_load,
+            slack=decision.slack,
+            runner_up=decision.runner_up.id if decision.runner_up else None,
+            attempt=len(job.tried) + 1,
+        )
+        job.record = record
+        self._ring.add(record)
+        metrics = self._metrics
+        metrics.decisions.inc((record.model, record.reason))
+        metrics.blocks_queried.inc((), record.blocks)
+        metrics.blocks_matched.inc((), record.matched_blocks)
+        if not job.tried:
+            metrics.decision_seconds.observe(now - job.began)
+        if log.isEnabledFor(logging.INFO):
+            log.info(record.line())
+
+    def _finish(self, job: Job) -> None:
+        total = self._clock() - job.began
+        self._metrics.request_seconds.observe(total, (job.route.path,))
+        if job.record is not None:
+            job.record.total_seconds = total
+            job.record.status = job.client.status or None
+
+    def _state_changed(self, worker: Worker, before: State, after: State) -> None:
+        """A worker that fell silent loses the requests that wait for its first byte, if others can serve them."""
+        if after is not State.UNREADY:
+            return
+        now = self._clock()
+        for job, task in list(self._waiting.get(worker.id, {}).items()):
+            others = passive.candidates(self.registry, job.inquiry.model, now)
+            if any(other is not worker for other in others) and len(job.tried) < self._settings.retry.attempts:
+                job.failed_over = True
+                task.cancel()

@@ -1,0 +1,94 @@
+"""Header rules in both directions (RFC 9110 section 7.6.1), on raw pairs with lower-case names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+Headers = list[tuple[bytes, bytes]]
+
+HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+# The router writes these itself, or they concern only the hop to it.
+_NOT_FORWARDED = HOP_BY_HOP | {b"host", b"content-length", b"expect", b"x-request-id"}
+# Instructions to a reverse proxy and cookies are not a worker's business; framing is ours.
+_NOT_RETURNED = HOP_BY_HOP | {
+    b"set-cookie",
+    b"content-length",
+    b"x-request-id",
+    b"x-router-worker",
+    b"x-router-decision",
+}
+_ACCEL = b"x-accel-"
+
+
+def upstream_head(
+    method: bytes,
+    target: bytes,
+    authority: bytes,
+    headers: Iterable[tuple[bytes, bytes]],
+    length: int | None,
+    request_id: bytes,
+    authorization: bytes | None,
+) -> bytes:
+    """The request head for a worker; `authorization` replaces the client's where the worker has a key of its own."""
+    nominated = _nominated(headers)
+    parts = [method, b" ", target, b" HTTP/1.1\r\nhost: ", authority, b"\r\n"]
+    for name, value in headers:
+        if name in _NOT_FORWARDED or name in nominated or (name == b"authorization" and authorization is not None):
+            continue
+        parts += (name, b": ", value, b"\r\n")
+    if authorization is not None:
+        parts += (b"authorization: ", authorization, b"\r\n")
+    if length is not None:
+        parts.append(b"content-length: %d\r\n" % length)
+    parts += (b"x-request-id: ", request_id, b"\r\n\r\n")
+    return b"".join(parts)
+
+
+def returned_headers(headers: Sequence[tuple[bytes, bytes]]) -> Headers:
+    """A worker's response headers as a client may see them, framing left out."""
+    nominated = _nominated(headers)
+    return [
+        (name, value)
+        for name, value in headers
+        if name not in _NOT_RETURNED and name not in nominated and not name.startswith(_ACCEL)
+    ]
+
+
+def _nominated(headers: Iterable[tuple[bytes, bytes]]) -> frozenset[bytes]:
+    """Names that `Connection` declares to concern this hop only."""
+    lines = [value for name, value in headers if name == b"connection"]
+    if not lines:
+        return frozenset()
+    return frozenset(part.strip().lower() for line in lines for part in line.split(b",")) - {
+        b"close",
+        b"keep-alive",
+        b"",
+    }
+
+
+def first(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes | None:
+    """The first value of a header."""
+    for key, value in headers:
+        if key == name:
+            return value
+    return None
+
+
+_REQUEST_ID_BYTES = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:/+=")
+
+
+def usable_request_id(value: bytes | None) -> bool:
+    """A client's request id is kept if it is short and harmless in headers, logs and labels."""
+    return value is not None and 0 < len(value) <= 128 and not frozenset(value) - _REQUEST_ID_BYTES

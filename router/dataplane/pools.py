@@ -1,0 +1,63 @@
+"""The connections to every worker, made when first needed and closed when the worker has gone."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+
+from router.dataplane.upstream import UpstreamPool
+from router.dataplane.upstream_types import Origin, UpstreamLimits
+from router.workers.registry import Registry, Worker
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """How to address one worker."""
+
+    pool: UpstreamPool
+    authority: bytes
+    base_path: bytes
+    authorization: bytes | None
+
+
+class Pools:
+    """Targets by worker; `worker_key` is sent where a worker has no key of its own."""
+
+    def __init__(self, registry: Registry, limits: UpstreamLimits, worker_key: str | None) -> None:
+        self._limits = limits
+        self._worker_key = worker_key
+        self._targets: dict[str, Target] = {}
+        self._tls: ssl.SSLContext | None = None
+        registry.hooks.removed.append(self._worker_gone)
+        registry.hooks.freed.append(self._worker_gone)
+
+    def of(self, worker: Worker) -> Target:
+        """The target of a worker."""
+        target = self._targets.get(worker.id)
+        if target is None:
+            target = self._targets[worker.id] = self._make(worker)
+        return target
+
+    def connections(self) -> dict[str, int]:
+        """Open connections per worker."""
+        return {worker: target.pool.statistics().open for worker, target in self._targets.items()}
+
+    def close(self) -> None:
+        """Abort all connections."""
+        for target in self._targets.values():
+            target.pool.close()
+        self._targets.clear()
+
+    def _make(self, worker: Worker) -> Target:
+        origin = Origin.parse(worker.url)
+        if origin.tls and self._tls is None:
+            self._tls = ssl.create_default_context()
+        pool = UpstreamPool(origin, self._limits, ssl_context=self._tls)
+        key = worker.api_key or self._worker_key
+        return Target(pool, origin.authority, origin.base_path, f"Bearer {key}".encode() if key else None)
+
+    def _worker_gone(self, worker: Worker) -> None:
+        if worker.removed and worker.local == 0:
+            target = self._targets.pop(worker.id, None)
+            if target is not None:
+                target.pool.close()

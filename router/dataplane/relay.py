@@ -1,0 +1,218 @@
+"""The way back: bytes pass as they come, and what they say about the cache is taken down."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from router import errors
+from router.calibration import TokenRatios, Usage, Verdict, judge
+from router.dataplane.client import Client
+from router.dataplane.headers import Headers, first, returned_headers
+from router.dataplane.routes import Route
+from router.dataplane.sse import Tap
+from router.dataplane.upstream import UpstreamResponse
+from router.dataplane.wire import error_event
+from router.decisions import DecisionRecord
+from router.metrics import Metrics
+from router.prompt import Form
+from router.workers import passive
+from router.workers.registry import Registry
+from router.workers.selection import WITH_PREFIX, Inquiry, Placement
+
+KEPT_BYTES = 64 * 1024
+KEEP_SECONDS = 1.0
+MAX_RESPONSE_HOMES = 10_000
+
+
+class Job(Protocol):
+    """What the way back needs of a request."""
+
+    client: Client
+    route: Route
+    body: bytes
+    inquiry: Inquiry
+    began: float
+    record: DecisionRecord | None
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A refusal that is passed on if no other worker does better."""
+
+    status: int
+    headers: Headers
+    body: bytes
+
+
+class Relay:
+    """Passes answers on; one for all of a process."""
+
+    def __init__(
+        self, registry: Registry, ratios: TokenRatios, metrics: Metrics, clock: Callable[[], float], *, reveal: bool
+    ) -> None:
+        self._registry = registry
+        self._ratios = ratios
+        self._metrics = metrics
+        self._clock = clock
+        self._reveal = reveal
+        self._homes: OrderedDict[str, str] = OrderedDict()
+
+    def pin(self, inquiry: Inquiry) -> None:
+        """A request that continues a stored response goes where that response is."""
+        if inquiry.prompt.previous_response:
+            inquiry.pinned = self._homes.get(inquiry.prompt.previous_response)
+
+    def home(self, response_id: str) -> str | None:
+        """The worker that keeps a stored response, if this replica saw it made."""
+        return self._homes.get(response_id)
+
+    async def keep(self, response: UpstreamResponse) -> Kept | None:
+        """Take a refusal into memory while another worker is asked; None if it is too large or too slow."""
+        pieces: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(KEEP_SECONDS):
+                while size <= KEPT_BYTES:
+                    piece = await response.read()
+                    if not piece:
+                        return Kept(response.status, returned_headers(response.headers), b"".join(pieces))
+                    pieces.append(piece)
+                    size += len(piece)
+        except (errors.RouterError, TimeoutError):
+            return None
+        finally:
+            response.close()
+        return None
+
+    async def send_kept(self, job: Job, kept: Kept) -> None:
+        """Pass a refusal on after all."""
+        headers = [*kept.headers, (b"content-length", str(len(kept.body)).encode())]
+        self._reveal_decision(job, headers)
+        self._count(job, kept.status, "ok" if kept.status < 500 else "upstream_error")
+        await job.client.start(kept.status, headers)
+        await job.client.write(kept.body, more=False)
+
+    async def run(self, job: Job, placement: Placement, response: UpstreamResponse) -> None:
+        """Pass a whole answer on; a failure after the first byte ends it visibly broken."""
+        try:
+            await self._run(job, placement, response)
+        finally:
+            response.close()
+
+    async def _run(self, job: Job, placement: Placement, response: UpstreamResponse) -> None:
+        client = job.client
+        client.stage = "stream"
+        job.body = b""
+        client.let_body_go()
+        tap = self._tap(job, response)
+        piece = response.read_nowait()
+        if tap is not None:
+            tap.feed(piece)
+        self._answered(job, placement, response, tap)
+        headers = returned_headers(response.headers)
+        length = response.content_length
+        if length is not None:
+            headers.append((b"content-length", str(length).encode()))
+        self._reveal_decision(job, headers)
+        await client.start(response.status, headers)
+        try:
+            while not response.complete:
+                if piece:
+                    await client.write(piece, more=True)
+                piece = await response.read()
+                if tap is not None:
+                    tap.feed(piece)
+                if not piece:
+                    break
+        except errors.RouterError as error:
+            await self._broken(job, placement, tap, error)
+            return
+        except asyncio.CancelledError:
+            if client.gone:
+                raise
+            # The server's grace is over; what was cancelled is this answer, not the process.
+            task = asyncio.current_task()
+            assert task is not None
+            task.uncancel()
+            await self._broken(job, placement, tap, errors.Draining("This replica is shutting down."))
+            return
+        await client.write(piece, more=False)
+        self._complete(job, placement, response, tap)
+
+    def _tap(self, job: Job, response: UpstreamResponse) -> Tap | None:
+        if response.status >= 300 or job.route.form not in WITH_PREFIX:
+            return None
+        kind = first(response.headers, b"content-type") or b""
+        return Tap(events=kind.startswith(b"text/event-stream"))
+
+    def _answered(self, job: Job, placement: Placement, response: UpstreamResponse, tap: Tap | None) -> None:
+        """The first byte is here: the worker works, and if it served the prompt it owns it now."""
+        now = self._clock()
+        passive.served(self._registry, placement.worker, now)
+        record = job.record
+        if response.status >= 300 or (tap is not None and tap.failed_at_once):
+            return
+        placement.own(now)
+        if record is not None:
+            record.first_byte_seconds = now - job.began
+            self._metrics.ttft_seconds.observe(now - job.began, (record.model, record.worker, record.reason))
+        if tap is not None and job.route.form is Form.RESPONSES:
+            self._remember_home(tap, placement)
+
+    def _remember_home(self, tap: Tap, placement: Placement) -> None:
+        name = tap.response_id()
+        if name is not None:
+            self._homes[name] = placement.worker.id
+            if len(self._homes) > MAX_RESPONSE_HOMES:
+                self._homes.popitem(last=False)
+
+    async def _broken(self, job: Job, placement: Placement, tap: Tap | None, error: errors.RouterError) -> None:
+        self._metrics.upstream_errors.inc((placement.worker.id, "midstream"))
+        self._count(job, job.client.status, "midstream_abort")
+        if tap is not None and tap.events and tap.between_events:
+            await job.client.write(error_event(error), more=True)
+        job.client.break_off()
+
+    def _complete(self, job: Job, placement: Placement, response: UpstreamResponse, tap: Tap | None) -> None:
+        self._count(job, response.status, "upstream_error" if response.status >= 500 else "ok")
+        if tap is not None:
+            self._calibrate(job, placement, tap.usage())
+
+    def _calibrate(self, job: Job, placement: Placement, usage: Usage | None) -> None:
+        """Join what was predicted with what the engine reports."""
+        record = job.record
+        if usage is None or record is None or usage.prompt_tokens <= 0:
+            return
+        inquiry = job.inquiry
+        if inquiry.prompt.tokens is None:
+            self._ratios.learn(inquiry.model, inquiry.prompt.size, usage.prompt_tokens)
+        predicted = placement.predicted(usage.prompt_tokens)
+        labels = (record.model, record.worker)
+        record.predicted_cached_tokens = predicted
+        record.reported_prompt_tokens = usage.prompt_tokens
+        record.reported_cached_tokens = usage.cached_tokens
+        self._metrics.predicted.inc(labels, predicted)
+        if usage.cached_tokens is not None:
+            self._metrics.reported.inc(labels, usage.cached_tokens)
+        verdict = judge(predicted, usage, placement.worker.facts.profile.unit)
+        record.verdict = verdict.value
+        if verdict is Verdict.FELL_SHORT:
+            cause = "restarted" if placement.worker.epoch != placement.epoch else "unknown"
+            self._metrics.fallbacks.inc((*labels, cause))
+
+    def _reveal_decision(self, job: Job, headers: Headers) -> None:
+        if self._reveal and job.record is not None:
+            headers.append((b"x-router-worker", job.record.worker.encode()))
+            headers.append((b"x-router-decision", job.record.header().encode()))
+
+    def _count(self, job: Job, status: int, outcome: str) -> None:
+        record = job.record
+        worker = record.worker if record is not None else ""
+        self._metrics.requests.inc((job.route.path, job.inquiry.model, worker, str(status)))
+        self._metrics.outcomes.inc((outcome,))
+        if record is not None:
+            record.outcome = outcome

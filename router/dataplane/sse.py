@@ -1,0 +1,131 @@
+"""The tap on an answer: it looks at bytes that pass and never changes or delays them.
+
+It wants three things: the usage that the engine reports, an answer's id where the engine stores answers, and whether
+a stream stands between two events, which is the only place where an error event can be added.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from typing import Any
+
+from router.calibration import Usage
+
+# Usage stands at the very end of every form's answer; this much of the end is kept.
+TAIL_BYTES = 16 * 1024
+HEAD_BYTES = 2 * 1024
+_USAGE = b'"usage":'
+_decoder = json.JSONDecoder()
+
+
+class Tap:
+    """Feed it each chunk; ask it once the answer has ended."""
+
+    __slots__ = ("_kept", "_tail", "events", "head")
+
+    def __init__(self, *, events: bool) -> None:
+        self.events = events
+        self.head = b""
+        self._tail: deque[bytes] = deque()
+        self._kept = 0
+
+    def feed(self, chunk: bytes) -> None:
+        """Look at the next bytes of the answer."""
+        if len(self.head) < HEAD_BYTES:
+            self.head += chunk[: HEAD_BYTES - len(self.head)]
+        tail = self._tail
+        tail.append(chunk)
+        self._kept += len(chunk)
+        while self._kept - len(tail[0]) >= TAIL_BYTES:
+            self._kept -= len(tail.popleft())
+
+    def tail(self) -> bytes:
+        """The last bytes seen."""
+        return b"".join(self._tail)[-TAIL_BYTES:]
+
+    @property
+    def between_events(self) -> bool:
+        """A stream of events has just ended one, so that another may follow."""
+        if not self._tail:
+            return True
+        end = self._tail[-1][-4:]
+        if len(end) < 4:
+            end = self.tail()[-4:]
+        return end.endswith((b"\n\n", b"\r\r", b"\r\n\r\n"))
+
+    @property
+    def failed_at_once(self) -> bool:
+        """The answer's first event, under status 200, is an error."""
+        return self.events and self.head.startswith((b'data: {"error"', b"event: error"))
+
+    def usage(self) -> Usage | None:
+        """The last usage in the answer, in whatever form it was reported."""
+        tail = self.tail()
+        at = len(tail)
+        while (at := tail.rfind(_USAGE, 0, at)) >= 0:
+            found = _object_at(tail, at + len(_USAGE))
+            if found is not None:
+                return _read_usage(found, self.head)
+        return None
+
+    def response_id(self) -> str | None:
+        """The id of a stored response, as the responses form names it."""
+        at = self.head.find(b'"id":')
+        if at < 0:
+            return None
+        text = self.head[at + 5 : at + 300].decode("utf-8", "replace").lstrip()
+        try:
+            value, _ = _decoder.raw_decode(text)
+        except ValueError:
+            return None
+        return value if isinstance(value, str) and value.startswith("resp_") else None
+
+
+def _object_at(data: bytes, start: int) -> dict[str, Any] | None:
+    text = data[start : start + 4096].decode("utf-8", "replace").lstrip()
+    try:
+        value, _ = _decoder.raw_decode(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _read_usage(usage: dict[str, Any], head: bytes) -> Usage | None:
+    if "prompt_tokens" in usage:
+        prompt = _count(usage["prompt_tokens"])
+        details = usage.get("prompt_tokens_details")
+        output = _count(usage.get("completion_tokens"))
+    else:
+        return _read_input_usage(usage, head)
+    cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
+    return Usage(prompt, cached, output or 0) if prompt is not None else None
+
+
+def _read_input_usage(usage: dict[str, Any], head: bytes) -> Usage | None:
+    """Responses count cached tokens within input tokens; messages count them apart and may split the two by events."""
+    details = usage.get("input_tokens_details")
+    prompt = _count(usage.get("input_tokens"))
+    output = _count(usage.get("output_tokens")) or 0
+    if isinstance(details, dict):
+        return Usage(prompt, _count(details.get("cached_tokens")), output) if prompt is not None else None
+    cached = _count(usage.get("cache_read_input_tokens"))
+    if not prompt:
+        at = head.find(b'"input_tokens":')
+        prompt = _leading_number(head[at + 15 : at + 40]) if at >= 0 else None
+    if prompt is None:
+        return None
+    created = _count(usage.get("cache_creation_input_tokens")) or 0
+    return Usage(prompt + (cached or 0) + created, cached, output)
+
+
+def _leading_number(data: bytes) -> int | None:
+    digits = data.lstrip()
+    end = 0
+    while end < len(digits) and digits[end : end + 1].isdigit():
+        end += 1
+    return int(digits[:end]) if end else None
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

@@ -1,0 +1,87 @@
+"""Responses that a worker keeps: read or cancelled where they are.
+
+A worker keeps them in its own memory. This replica knows the home of those it has passed on; for others it asks the
+workers one after the other until one does not answer 404.
+"""
+
+from __future__ import annotations
+
+from router import errors
+from router.dataplane.client import Client
+from router.dataplane.headers import returned_headers, upstream_head
+from router.dataplane.pools import Pools
+from router.dataplane.relay import Relay
+from router.dataplane.upstream import UpstreamResponse
+from router.metrics import Metrics
+from router.workers.registry import Lease, Registry, Worker
+
+MAX_ASKED = 16
+ENDPOINT = "/v1/responses/{id}"
+
+
+class StoredResponses:
+    """Serves `/v1/responses/{id}` and `/v1/responses/{id}/cancel`."""
+
+    def __init__(self, registry: Registry, pools: Pools, relay: Relay, metrics: Metrics) -> None:
+        self._registry = registry
+        self._pools = pools
+        self._relay = relay
+        self._metrics = metrics
+
+    async def serve(self, client: Client, name: str, action: str) -> None:
+        """Pass the request to the worker that keeps the response."""
+        body = await client.read_body(64 * 1024)
+        workers = self._to_ask(name)
+        if not workers:
+            raise errors.Unavailable("No worker is ready.", retry_after=2)
+        failure: errors.RouterError | None = None
+        for worker in workers:
+            lease = Lease(self._registry, worker)
+            try:
+                response = await self._ask(client, worker, name, action, body)
+                if response.status == 404 and worker is not workers[-1]:
+                    response.close()
+                    continue
+                await self._pass_on(client, worker, response)
+                return
+            except errors.UpstreamError as error:
+                if client.started:
+                    raise
+                failure = error
+            finally:
+                lease.end()
+        raise failure or errors.NotFound(f"No worker keeps the response '{name}'.")
+
+    def _to_ask(self, name: str) -> list[Worker]:
+        usable = [worker for worker in self._registry if worker.usable]
+        home = self._relay.home(name)
+        return [worker for worker in usable if worker.id == home] or usable[:MAX_ASKED]
+
+    async def _ask(self, client: Client, worker: Worker, name: str, action: str, body: bytes) -> UpstreamResponse:
+        target = self._pools.of(worker)
+        path = f"/v1/responses/{name}" + (f"/{action}" if action else "")
+        query = b"?" + client.query if client.query else b""
+        head = upstream_head(
+            client.method.encode(),
+            target.base_path + path.encode() + query,
+            target.authority,
+            client.headers,
+            len(body) if client.method == "POST" else None,
+            client.request_id,
+            target.authorization,
+        )
+        return await target.pool.request(head, body, method=client.method.encode())
+
+    async def _pass_on(self, client: Client, worker: Worker, response: UpstreamResponse) -> None:
+        try:
+            headers = returned_headers(response.headers)
+            if response.content_length is not None:
+                headers.append((b"content-length", str(response.content_length).encode()))
+            self._metrics.requests.inc((ENDPOINT, "", worker.id, str(response.status)))
+            self._metrics.outcomes.inc(("ok" if response.status < 500 else "upstream_error",))
+            await client.start(response.status, headers)
+            while piece := await response.read():
+                await client.write(piece, more=True)
+            await client.write(b"", more=False)
+        finally:
+            response.close()

@@ -1,0 +1,44 @@
+"""Bytes that the router itself puts on the wire: error bodies, error events, whole small responses."""
+
+from __future__ import annotations
+
+import json
+from http import HTTPStatus
+
+from router.errors import MethodNotAllowed, RouterError
+
+JSON_TYPE = b"application/json"
+
+
+def error_body(error: RouterError) -> bytes:
+    """The OpenAI form; the outer `type` lets Anthropic clients read it too."""
+    inner = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
+    return json.dumps({"type": "error", "error": inner}, ensure_ascii=False).encode("utf-8", "replace")
+
+
+def error_event(error: RouterError) -> bytes:
+    """An event that clients of a begun stream understand as its failure."""
+    return b"data: " + error_body(error) + b"\n\n"
+
+
+def error_headers(error: RouterError) -> list[tuple[bytes, bytes]]:
+    """The headers that go with an error, content length and request id apart."""
+    headers = [(b"content-type", JSON_TYPE)]
+    if error.retry_after is not None:
+        headers.append((b"retry-after", str(error.retry_after).encode()))
+    if isinstance(error, MethodNotAllowed):
+        headers.append((b"allow", error.allow.encode()))
+    return headers
+
+
+def plain_response(status: int, body: bytes, *, request_id: str) -> bytes:
+    """A whole HTTP/1.1 response that closes its connection."""
+    try:
+        phrase = HTTPStatus(status).phrase
+    except ValueError:
+        phrase = "Error"
+    head = (
+        f"HTTP/1.1 {status} {phrase}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        f"x-request-id: {request_id}\r\nconnection: close\r\n\r\n"
+    )
+    return head.encode() + body

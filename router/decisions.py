@@ -1,0 +1,72 @@
+"""The last decisions and what became of them, for people who ask why."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(slots=True)
+class DecisionRecord:
+    """One decision in plain values; the outcome is filled in when the answer has ended. No prompt content, no URLs."""
+
+    request_id: str
+    at: float
+    endpoint: str
+    model: str
+    worker: str
+    reason: str
+    matched_blocks: int
+    blocks: int
+    resumable_tokens: int
+    prompt_tokens: int
+    load: int
+    min_load: int
+    slack: int
+    runner_up: str | None
+    attempt: int
+    status: int | None = None
+    outcome: str | None = None
+    first_byte_seconds: float | None = None
+    total_seconds: float | None = None
+    reported_prompt_tokens: int | None = None
+    predicted_cached_tokens: int | None = None
+    reported_cached_tokens: int | None = None
+    verdict: str | None = None
+
+    def header(self) -> str:
+        """The decision as the answer's header shows it."""
+        return (
+            f"{self.reason}; match={self.matched_blocks}/{self.blocks}; resumable={self.resumable_tokens}; "
+            f"load={self.load}/{self.min_load}; slack={self.slack}"
+        )
+
+    def line(self) -> str:
+        """The decision as the log shows it."""
+        return (
+            f"[PREFIX] {self.reason}: {self.worker} keeps {self.matched_blocks}/{self.blocks} blocks "
+            f"(slots={self.load} min={self.min_load} slack={self.slack}, ~{self.prompt_tokens} tokens)"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """All fields by name."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+class DecisionRing:
+    """The last `size` decisions, newest last."""
+
+    def __init__(self, size: int) -> None:
+        self._ring: deque[DecisionRecord] = deque(maxlen=size)
+
+    def add(self, record: DecisionRecord) -> None:
+        self._ring.append(record)
+
+    def __len__(self) -> int:
+        return len(self._ring)
+
+    def find(self, request_id: str | None = None, limit: int = 1000) -> list[DecisionRecord]:
+        """Newest first, all of them or those of one request."""
+        found = [record for record in reversed(self._ring) if request_id is None or record.request_id == request_id]
+        return found[:limit]

@@ -1,0 +1,172 @@
+"""The one place that names metrics.
+
+Counting happens on the request path, so it is a dict update here; prometheus_client only renders at scrape time.
+Label values that clients could invent are bounded: beyond `MAX_SERIES` a metric counts under "other".
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+MAX_SERIES: Final = 5_000
+OTHER: Final = "other"
+SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+MICROS: Final = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 5e-2, 1e-1)
+
+Labels = tuple[str, ...]
+
+
+class Counter:
+    """A counter per label values."""
+
+    __slots__ = ("help", "labels", "name", "values")
+
+    def __init__(self, name: str, help: str, labels: Labels = ()) -> None:
+        self.name = name
+        self.help = help
+        self.labels = labels
+        self.values: dict[Labels, float] = {} if labels else {(): 0.0}
+
+    def inc(self, labels: Labels = (), amount: float = 1.0) -> None:
+        values = self.values
+        if labels in values:
+            values[labels] += amount
+        elif len(values) < MAX_SERIES:
+            values[labels] = amount
+        else:
+            other = (OTHER,) * len(self.labels)
+            values[other] = values.get(other, 0.0) + amount
+
+    def total(self) -> float:
+        return sum(self.values.values())
+
+    def collect(self) -> Metric:
+        family = CounterMetricFamily(self.name.removesuffix("_total"), self.help, labels=self.labels)
+        for labels, value in self.values.items():
+            family.add_metric(labels, value)
+        return family
+
+
+class Histogram:
+    """Cumulative buckets per label values."""
+
+    __slots__ = ("buckets", "help", "labels", "name", "values")
+
+    def __init__(self, name: str, help: str, labels: Labels = (), buckets: tuple[float, ...] = SECONDS) -> None:
+        self.name = name
+        self.help = help
+        self.labels = labels
+        self.buckets = buckets
+        # Per series: a count for each bucket and for +Inf, then the sum.
+        self.values: dict[Labels, list[float]] = {}
+
+    def observe(self, value: float, labels: Labels = ()) -> None:
+        series = self.values.get(labels)
+        if series is None:
+            if len(self.values) >= MAX_SERIES:
+                labels = (OTHER,) * len(self.labels)
+            series = self.values.setdefault(labels, [0.0] * (len(self.buckets) + 2))
+        series[bisect_left(self.buckets, value)] += 1
+        series[-1] += value
+
+    def collect(self) -> Metric:
+        family = HistogramMetricFamily(self.name, self.help, labels=self.labels)
+        for labels, series in self.values.items():
+            running = 0.0
+            buckets = []
+            for bound, count in zip((*map(str, self.buckets), "+Inf"), series, strict=False):
+                running += count
+                buckets.append((bound, running))
+            family.add_metric(labels, buckets, series[-1])
+        return family
+
+
+Sample = tuple[Labels, float]
+
+
+class Reading:
+    """A gauge or counter that is read from its owner at scrape time."""
+
+    __slots__ = ("help", "kind", "labels", "name", "read")
+
+    def __init__(
+        self, name: str, help: str, labels: Labels, read: Callable[[], Iterable[Sample]], *, counter: bool = False
+    ) -> None:
+        self.name = name
+        self.help = help
+        self.labels = labels
+        self.read = read
+        self.kind = CounterMetricFamily if counter else GaugeMetricFamily
+
+    def collect(self) -> Metric:
+        family: CounterMetricFamily | GaugeMetricFamily
+        family = self.kind(self.name.removesuffix("_total"), self.help, labels=self.labels)
+        for labels, value in self.read():
+            family.add_metric(labels, value)
+        return family
+
+
+class Metrics:
+    """All metrics that the request path feeds, and a registry to which parts add what they can be asked for."""
+
+    def __init__(self) -> None:
+        self.requests = Counter(
+            "router_requests_total", "Requests answered.", ("endpoint", "model", "worker", "status")
+        )
+        self.outcomes = Counter("router_outcomes_total", "How requests ended.", ("outcome",))
+        self.request_seconds = Histogram("router_request_seconds", "Whole requests, seconds.", ("endpoint",))
+        self.ttft_seconds = Histogram(
+            "router_ttft_seconds", "Time to the first body byte, seconds.", ("model", "worker", "reason")
+        )
+        self.decision_seconds = Histogram(
+            "router_decision_seconds", "Prompt reading, hashing, lookup and choice, seconds.", (), MICROS
+        )
+        self.decisions = Counter("router_affinity_decisions_total", "Decisions by reason.", ("model", "reason"))
+        self.blocks_queried = Counter("router_affinity_blocks_queried_total", "Whole blocks of all prompts.")
+        self.blocks_matched = Counter("router_affinity_blocks_matched_total", "Blocks that the chosen worker held.")
+        self.predicted = Counter(
+            "router_predicted_cached_tokens_total", "Tokens predicted to be resumed.", ("model", "worker")
+        )
+        self.reported = Counter(
+            "router_reported_cached_tokens_total", "Tokens that the engine reports as cached.", ("model", "worker")
+        )
+        self.fallbacks = Counter(
+            "router_post_hit_fallbacks_total", "Predicted hits that fell short.", ("model", "worker", "cause")
+        )
+        self.retries = Counter("router_retries_total", "Requests sent to another worker.", ("cause",))
+        self.ejections = Counter("router_ejections_total", "Workers ejected.", ("worker", "cause"))
+        self.aborts = Counter("router_aborts_total", "Requests that their client left.", ("stage",))
+        self.shed = Counter("router_shed_total", "Requests refused for want of room.", ("cause",))
+        self.upstream_errors = Counter("router_upstream_errors_total", "Failed attempts.", ("worker", "cause"))
+        self.loop_lag = Histogram("router_event_loop_lag_seconds", "Delay of a periodic timer, seconds.", (), MICROS)
+        self._parts: list[Counter | Histogram | Reading] = [
+            part for part in vars(self).values() if isinstance(part, Counter | Histogram)
+        ]
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def gauge(self, name: str, help: str, labels: Labels, read: Callable[[], Iterable[Sample]]) -> None:
+        """Add a gauge that is read at scrape time."""
+        self._parts.append(Reading(name, help, labels, read))
+
+    def counter(self, name: str, help: str, labels: Labels, read: Callable[[], Iterable[Sample]]) -> None:
+        """Add a counter whose owner keeps the count."""
+        self._parts.append(Reading(name, help, labels, read, counter=True))
+
+    def collect(self) -> Iterator[Metric]:
+        """All families, for prometheus_client."""
+        for part in self._parts:
+            yield part.collect()
+
+    def names(self) -> set[str]:
+        """Every metric name, for the documentation's check."""
+        return {part.name for part in self._parts}
+
+    def render(self) -> bytes:
+        """The exposition text."""
+        return generate_latest(self._registry)

@@ -1,0 +1,213 @@
+"""From a prompt to a worker, in one synchronous step: filter, match, choose, take the lease, claim the blocks.
+
+The step is synchronous so that two requests in one turn of the event loop see each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from xxhash import xxh3_64_intdigest
+
+from router.affinity import AffinityMap, Delta, Touch
+from router.cachemodel import Resumability, resumable
+from router.calibration import TokenRatios
+from router.errors import ModelNotFound, Unavailable
+from router.hashing import BLOCK_BYTES, block_hashes, chain_start
+from router.policy import POLICIES, Ask, Decision, Match, Reason, SlackTable
+from router.prompt import Form, Prompt
+from router.settings import ModelSettings, Settings
+from router.workers import passive
+from router.workers.registry import Lease, Registry, Worker
+
+# Forms whose prompts an engine can resume; the others are routed by load alone.
+WITH_PREFIX = frozenset({Form.CHAT, Form.COMPLETIONS, Form.RESPONSES, Form.MESSAGES})
+
+
+@dataclass(slots=True)
+class Inquiry:
+    """A prompt made ready for choosing: resolved model, hashes, sizes in tokens."""
+
+    prompt: Prompt
+    model: str
+    hashes: list[int]
+    tokens: int
+    tokens_per_byte: float
+    key: int
+    settings: ModelSettings
+    # The worker that keeps what the request refers to; any other would not know it.
+    pinned: str | None = None
+
+    @property
+    def window(self) -> int:
+        """Tokens of context that the request needs."""
+        return self.tokens + self.prompt.max_tokens
+
+
+class Placement:
+    """A request on its worker: the decision, its lease, and its claim on the map until the worker has answered."""
+
+    __slots__ = ("_claim", "_selector", "decision", "epoch", "inquiry", "lease", "worker")
+
+    def __init__(self, selector: Selector, inquiry: Inquiry, decision: Decision[Worker], now: float) -> None:
+        self._selector = selector
+        self.inquiry = inquiry
+        self.decision = decision
+        self.worker = decision.worker
+        self.epoch = decision.worker.epoch
+        self.lease = Lease(selector.registry, decision.worker)
+        self._claim: Touch | None = selector.index.claim(self.worker.id, inquiry.hashes, now)
+
+    def own(self, now: float) -> None:
+        """The worker has answered with success: it owns the prompt's blocks."""
+        self._claim = None
+        delta = self._selector.index.record(self.worker.id, self.epoch, self.inquiry.hashes, now)
+        if delta is not None:
+            for hook in self._selector.owned_hooks:
+                hook(delta)
+
+    def release(self) -> None:
+        """End the lease, and the claim if the worker did not answer; idempotent."""
+        if self._claim is not None:
+            self._selector.index.withdraw(self._claim)
+            self._claim = None
+        self.lease.end()
+
+    def predicted(self, prompt_tokens: int) -> int:
+        """Cached tokens that the engine should report, given the prompt's exact length."""
+        match = self.decision.match
+        if match.resumable <= 0:
+            return 0
+        share = min(1.0, match.blocks * BLOCK_BYTES / max(1, self.inquiry.prompt.size))
+        hit = resumable(self.worker.facts.profile, int(share * prompt_tokens), prompt_tokens)
+        return hit.tokens + hit.wait
+
+
+class Selector:
+    """Ties the registry, the map and the policy together; everything it needs is in memory."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        registry: Registry,
+        index: AffinityMap,
+        ratios: TokenRatios,
+        draw: Callable[[], float],
+    ) -> None:
+        self.registry = registry
+        self.index = index
+        self.ratios = ratios
+        self.owned_hooks: list[Callable[[Delta], None]] = []
+        self._settings = settings
+        self._draw = draw
+        self._secret = settings.affinity.hash_secret.get_secret_value().encode()
+        self._policy = POLICIES[settings.policy.name]
+        self._table = SlackTable(settings.policy.slack, settings.policy.slack_above)
+        self._plain = ModelSettings()
+        self._starts: dict[tuple[str, str, str], int] = {}
+        self._turn = 0
+
+    def inquire(self, prompt: Prompt, tenant: str = "") -> Inquiry:
+        """Resolve the model and hash the prompt; raises ModelNotFound."""
+        model = prompt.model or self.registry.only_base_model() or ""
+        if not self.registry.serving(model):
+            raise self._no_such_model(model)
+        settings = self._settings.models.get(model, self._plain)
+        hashes: list[int] = []
+        if prompt.form in WITH_PREFIX and settings.reuse != "off":
+            hashes = block_hashes(prompt.prefix, self._start(tenant, model, prompt.salt))
+        tokens_per_byte = self.ratios.ratio(model)
+        tokens = prompt.tokens
+        if tokens is None:
+            tokens = int(prompt.size * tokens_per_byte)
+        elif prompt.size:
+            tokens_per_byte = tokens / prompt.size
+        key = hashes[0] if hashes else xxh3_64_intdigest(prompt.prefix)
+        return Inquiry(prompt, model, hashes, tokens, tokens_per_byte, key, settings)
+
+    def place(self, inquiry: Inquiry, now: float, tried: Collection[str] = ()) -> Placement | None:
+        """Choose a worker and take its lease; None when every candidate's slots are taken.
+
+        `tried` workers are not asked again. Raises Unavailable when nothing can serve the model now.
+        """
+        candidates = self.candidates(inquiry, now, tried)
+        free = [worker for worker in candidates if worker.load < worker.slots]
+        if not free:
+            return None
+        return Placement(self, inquiry, self._choose(inquiry, free, now), now)
+
+    def candidates(self, inquiry: Inquiry, now: float, tried: Collection[str] = ()) -> Sequence[Worker]:
+        """Workers that passed every filter but the free slot; raises Unavailable when there are none."""
+        able = [worker for worker in passive.candidates(self.registry, inquiry.model, now) if worker.id not in tried]
+        if not able:
+            raise Unavailable(f"No worker can serve the model '{inquiry.model[:200]}' at the moment.", retry_after=2)
+        if inquiry.pinned is not None:
+            able = [worker for worker in able if worker.id == inquiry.pinned] or able
+        return _with_window(able, inquiry)
+
+    def matches(self, inquiry: Inquiry, now: float) -> dict[str, Match]:
+        """What each worker is believed to hold, and what its engine could resume of it."""
+        matches: dict[str, Match] = {}
+        if not inquiry.hashes:
+            return matches
+        for worker_id, blocks in self.index.match(inquiry.hashes, now).items():
+            worker = self.registry.get(worker_id)
+            if worker is not None:
+                matches[worker_id] = _worth(worker, blocks, inquiry)
+        return matches
+
+    def preview(self, inquiry: Inquiry, now: float) -> tuple[Decision[Worker], dict[str, Match], Sequence[Worker]]:
+        """What would be chosen now, without choosing it: the decision, all matches, the candidates."""
+        candidates = self.candidates(inquiry, now)
+        free = [worker for worker in candidates if worker.load < worker.slots] or candidates
+        return self._choose(inquiry, free, now), self.matches(inquiry, now), candidates
+
+    def _choose(self, inquiry: Inquiry, candidates: Sequence[Worker], now: float) -> Decision[Worker]:
+        matches = self.matches(inquiry, now)
+        steering = matches if inquiry.settings.reuse == "on" else {}
+        bypass = inquiry.prompt.form not in WITH_PREFIX or inquiry.settings.reuse == "off"
+        draw = (self._draw(), self._draw()) if self._settings.policy.name == "power_of_two" else (0.0, 0.0)
+        self._turn += 1
+        ask = Ask(len(inquiry.hashes), inquiry.tokens, inquiry.key, draw, self._turn, bypass)
+        return self._policy(candidates, steering, ask, self._table)
+
+    def _start(self, tenant: str, model: str, salt: str) -> int:
+        key = (tenant, model, salt)
+        start = self._starts.get(key)
+        if start is None:
+            start = chain_start(self._secret, tenant, model, salt)
+            if len(self._starts) >= 1_000:
+                self._starts.clear()
+            self._starts[key] = start
+        return start
+
+    def _no_such_model(self, model: str) -> ModelNotFound | Unavailable:
+        if not self.registry.models():
+            return Unavailable("No worker is ready yet.", retry_after=2)
+        if not model:
+            return ModelNotFound("The request names no model, and the workers serve more than one.", param="model")
+        return ModelNotFound(f"The model '{model[:200]}' does not exist.", param="model")
+
+
+def _worth(worker: Worker, blocks: int, inquiry: Inquiry) -> Match:
+    shared = blocks * BLOCK_BYTES * inquiry.tokens_per_byte
+    hit: Resumability = resumable(worker.facts.profile, int(shared), inquiry.tokens)
+    withheld = Reason(hit.reason) if hit.reason is not None else None
+    return Match(blocks, hit.tokens, withheld)
+
+
+def _with_window(able: list[Worker], inquiry: Inquiry) -> Sequence[Worker]:
+    """Those whose window is large enough by estimate, or else the largest: only the engine counts tokens exactly."""
+    need = inquiry.window
+    fitting = []
+    widest = 0
+    for worker in able:
+        window = worker.facts.models[inquiry.model].window if inquiry.model in worker.facts.models else None
+        if window is None or window >= need:
+            fitting.append(worker)
+        else:
+            widest = max(widest, window)
+    if fitting:
+        return fitting
+    return [worker for worker in able if worker.facts.models[inquiry.model].window == widest]
