@@ -70,9 +70,8 @@ def seed_of(hashes: tuple[int, ...], tail: bytes) -> int:
     return hashes[-1] if hashes else xxhash.xxh3_64_intdigest(tail)
 
 
-def usage(prompt: int, completion: int, cached: int | None) -> JsonObject:
-    """Usage of chat and completions; `cached` is None when details are off."""
-    details = None if cached is None else {"cached_tokens": cached}
+def usage(prompt: int, completion: int, details: JsonObject | None) -> JsonObject:
+    """Usage of chat and completions; `details` are null when they are switched off."""
     return {
         "prompt_tokens": prompt,
         "total_tokens": prompt + completion,

@@ -111,7 +111,7 @@ def _answer(answer_id: str, kind: str, job: Job, choices: list[JsonObject]) -> J
         "created": int(time.time()),
         "model": job.model,
         "choices": choices,
-        "usage": usage(job.prompt_tokens, job.output_tokens, job.shown_cached),
+        "usage": usage(job.prompt_tokens, job.output_tokens, job.shown_details),
     }
 
 
@@ -137,7 +137,7 @@ class _Chunks:
         return b"%b%d%b%b%b%b%b}\n\n" % (self._head, index, self.before, _json(text), self.after, middle, tail)
 
     def usage(self) -> bytes:
-        shown = usage(self.job.prompt_tokens, self.job.output_tokens, self.job.shown_cached)
+        shown = usage(self.job.prompt_tokens, self.job.output_tokens, self.job.shown_details)
         return b'data: %b,"choices":[],"usage":%b}\n\n' % (self._shell, _json(shown))
 
 

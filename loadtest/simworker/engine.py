@@ -79,7 +79,7 @@ class Engine:
         self.cache = cache
         self.rates = rates
         self.totals = Totals()
-        self._caching = caching
+        self.caching = caching
         self._numbers = itertools.count(1)
         self._waiting: OrderedDict[int, Sequence] = OrderedDict()
         self._prefilling: Sequence | None = None
@@ -202,7 +202,7 @@ class Engine:
         sequence.first_token_at = at + sequence.prefill_seconds * self.rates.time_scale
         self._prefilling = sequence
         self.totals.prompt_tokens += tokens
-        if self._caching:
+        if self.caching:
             self.totals.queries += tokens
             self.totals.hits += hold.cached_tokens
 
@@ -218,7 +218,7 @@ class Engine:
     def _finish(self, sequence: Sequence) -> Sequence:
         assert sequence.hold is not None
         del self._decoding[sequence.number]
-        if self._caching and sequence.output_tokens:
+        if self.caching and sequence.output_tokens:
             self.cache.commit(sequence.hold, sequence.final_hashes())
         self.cache.release(sequence.hold)
         sequence.phase = Phase.DONE

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from loadtest.simworker.answers import ApiError, pieces, seed_of
+from loadtest.simworker.answers import ApiError, JsonObject, pieces, seed_of
 from loadtest.simworker.driver import Driver
 from loadtest.simworker.engine import Phase, Sequence
 from loadtest.simworker.exchange import Exchange
@@ -54,8 +54,17 @@ class Job:
         return self.sequences[-1].cached_tokens
 
     @property
-    def shown_cached(self) -> int | None:
-        return self.cached_tokens if self.details else None
+    def created_tokens(self) -> int:
+        """Tokens of the last prompt that were written to the cache: its whole blocks that were not there."""
+        if not self.driver.engine.caching:
+            return 0
+        prompt = self.sequences[-1].prompt
+        return max(prompt.tokens // prompt.unit * prompt.unit - self.cached_tokens, 0)
+
+    @property
+    def shown_details(self) -> JsonObject | None:
+        """`prompt_tokens_details` of the usage; None when they are switched off."""
+        return {"cached_tokens": self.cached_tokens} if self.details else None
 
     @property
     def finish_reason(self) -> str:

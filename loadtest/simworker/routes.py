@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from loadtest.simworker import chat, control, simroutes
+from loadtest.simworker import audio, chat, control, messages, pooling, responses, simroutes
 from loadtest.simworker.answers import ApiError, ErrorForm, invalid_body
 from loadtest.simworker.config import SimConfig
 from loadtest.simworker.exchange import Exchange
@@ -32,6 +32,8 @@ class Route:
     form: ErrorForm = "openai"
 
 
+_RETRIEVE = {"GET": Route(responses.retrieve)}
+_CANCEL = {"POST": Route(responses.cancel)}
 Table = dict[str, dict[str, Route]]
 
 
@@ -43,6 +45,16 @@ def table(config: SimConfig) -> Table:
         "/v1/models": _get(control.models),
         "/v1/chat/completions": _post(chat.chat_completions),
         "/v1/completions": _post(chat.completions),
+        "/v1/responses": _post(responses.responses),
+        "/v1/messages": _post(messages.messages, form="anthropic"),
+        "/v1/messages/count_tokens": _post(messages.count_tokens, form="anthropic"),
+        "/v1/embeddings": _post(pooling.embeddings),
+        "/pooling": _post(pooling.pooling),
+        "/classify": _post(pooling.classify),
+        "/tokenize": _post(pooling.tokenize),
+        "/detokenize": _post(pooling.detokenize),
+        "/v1/audio/transcriptions": _post(audio.transcriptions, json=False),
+        "/v1/audio/translations": _post(audio.translations, json=False),
         "/sim/requests": _get(simroutes.requests),
         "/sim/state": _get(simroutes.state),
         "/sim/reset": _post(simroutes.reset, json=False),
@@ -50,6 +62,8 @@ def table(config: SimConfig) -> Table:
         "/sim/restart": _post(simroutes.restart, json=False),
         "/sim/faults": {method: Route(simroutes.faults) for method in ("GET", "POST", "DELETE")},
     }
+    routes |= {path: _post(pooling.score) for path in ("/score", "/v1/score")}
+    routes |= {path: _post(pooling.rerank) for path in ("/rerank", "/v1/rerank", "/v2/rerank")}
     if config.health:
         routes["/health"] = _get(control.health)
         routes["/ping"] = {"GET": Route(control.health), "POST": Route(control.health)}
@@ -84,7 +98,7 @@ def dispatch(worker: SimWorker, exchange: Exchange) -> Work | None:
     if not _authorised(worker, exchange):
         exchange.reply_json({"error": "Unauthorized"}, 401)
         return None
-    methods = worker.routes.get(request.path)
+    methods = worker.routes.get(request.path) or _with_id(request.path)
     if methods is None:
         _unknown(worker, exchange)
         return None
@@ -105,6 +119,16 @@ def dispatch(worker: SimWorker, exchange: Exchange) -> Work | None:
         exchange.reply(refused.status, refused.body())
         return None
     return None if work is None else _guarded(exchange, work, route.form)
+
+
+def _with_id(path: str) -> dict[str, Route] | None:
+    """The two routes that have an id in their path."""
+    if not path.startswith(responses.PATH):
+        return None
+    answer_id, _, rest = path.removeprefix(responses.PATH).partition("/")
+    if not answer_id or rest not in ("", "cancel"):
+        return None
+    return _CANCEL if rest else _RETRIEVE
 
 
 async def _guarded(exchange: Exchange, work: Work, form: ErrorForm) -> None:

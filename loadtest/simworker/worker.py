@@ -23,8 +23,10 @@ from loadtest.simworker.exchange import Exchange
 from loadtest.simworker.faults import Action, FaultTable, Stage, parse_action
 from loadtest.simworker.http import JSON, Request
 from loadtest.simworker.jobs import Jobs
+from loadtest.simworker.pooling import Vocabulary
 from loadtest.simworker.records import Record, RecordRing
 from loadtest.simworker.render import GenerateBody
+from loadtest.simworker.responses import ResponseStore
 from loadtest.simworker.tokens import Prompt, Tokenizer
 
 BACKLOG = 2048
@@ -42,6 +44,8 @@ class SimWorker:
         self.requests = RecordRing(self.config.max_records, self.config.max_record_bytes)
         self.routes = routes.table(self.config)
         self.tokenizer = Tokenizer(self.config.block_size)
+        self.responses = ResponseStore()
+        self.vocabulary = Vocabulary()
         self.keep_alive_seconds = self.config.keep_alive_seconds
         self.max_body_bytes = self.config.max_body_bytes
         self.rejections = 0
@@ -148,6 +152,7 @@ class SimWorker:
         self.instance_id = time.time_ns()
         self.rejections = 0
         self.asleep = False
+        self.responses.clear()
 
     async def _listen(self) -> None:
         self._server = await self._loop.create_server(
