@@ -157,7 +157,9 @@ def test_the_type_of_the_state_is_the_models_where_nothing_says_otherwise() -> N
     figures = fitted("nemotron-9b")
     assert figures.state_dtype == "bfloat16"
     assert any("--state-dtype" in line for line in figures.assumptions)
-    assert fitted("kimi-linear").state_dtype == "float32"
+    kimi = fitted("kimi-linear")
+    assert kimi.layer_state_bytes == 32 * 128 * 128 * 4 + 3 * 3 * 32 * 128 * 2
+    assert kimi.state_dtype == "float32"
     assert fit(config_of("nemotron-9b", torch_dtype="torch.float16")).kv_dtype == "float16"
 
 
@@ -220,6 +222,26 @@ def test_a_trace_knows_that_states_lie_only_at_ends_and_junctions() -> None:
     parted = [line(2100, 1, 2, 3, 4, 5), line(2100, 1, 2, 6, 7, 8), line(2100, 1, 2, 9, 10, 11)]
     assert tally(read(parted), rules).resumed_tokens == {"kept": 0 + 1024}
     assert tally(read(parted), {"all": CacheProfile(block_size=512)}).resumed_tokens == {"all": 2048}
+
+
+@pytest.mark.parametrize(
+    ("turns", "resumed"),
+    [
+        # The same prompt again: its state is known only to the last whole 512 tokens.
+        ([line(1100, 1, 2, 3), line(1100, 1, 2, 3)], 1024),
+        # A shorter one ends before the state of the longer.
+        ([line(1100, 1, 2, 3), line(1024, 1, 2)], 0),
+        # A state within the first 512 tokens counts too.
+        ([line(600, 1, 2), line(1100, 1, 3, 4)], 512),
+    ],
+)
+def test_a_match_unit_in_a_trace(turns: list[str], resumed: int) -> None:
+    fine = CacheProfile(block_size=1600, match_unit=32, rule=Rule.CHECKPOINTS, retention=0)
+    assert tally(read(turns), {"fine": fine}).resumed_tokens == {"fine": resumed}
+
+
+def test_a_prompt_shares_no_more_than_its_own_tokens() -> None:
+    assert tally(read([line(1100, 1, 2, 3)] * 2), {}).shared_tokens == 1100
 
 
 @pytest.mark.parametrize(
