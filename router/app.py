@@ -89,7 +89,8 @@ class Router:
         self._describe()
         for worker in settings.workers:
             slots = worker.slots or settings.limits.default_slots
-            self.registry.add(worker.url, slots=slots, api_key=worker.api_key and worker.api_key.get_secret_value())
+            own_key = worker.api_key.get_secret_value() if worker.api_key else None
+            self.registry.add(worker.url, slots=slots, api_key=own_key)
 
     def is_draining(self) -> bool:
         """This replica takes no new work from the balancer."""
@@ -98,7 +99,7 @@ class Router:
     async def start(self) -> None:
         """Begin probing and syncing; returns at once, whatever can't be reached yet."""
         await self.prober.start()
-        await self.sync.start()
+        self.sync.start()
         for work in (self._tick(), self._watch_lag()):
             task = asyncio.create_task(work)
             self._tasks.add(task)

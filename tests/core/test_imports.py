@@ -14,7 +14,7 @@ FLOORS = {
     "errors": 0,
     "settings": 1,
     "prompt": 2,
-    "hashing": 2,
+    "hashing": 1,
     "cachemodel": 2,
     "affinity": 2,
     "policy": 2,
@@ -31,6 +31,7 @@ FLOORS = {
     "doctor": 6,
     "replay": 6,
     "app": 7,
+    "serving": 8,
     "demo": 8,
     "__main__": 9,
 }

@@ -1,0 +1,86 @@
+"""Command line."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from router.errors import SettingsError
+from router.settings import Settings, load
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    # These commands have their own flags and may need packages that serving does not.
+    if arguments[:1] == ["demo"]:
+        from loadtest.demo import main as demo
+
+        return demo(arguments[1:])
+    if arguments[:1] == ["fit"]:
+        from router.fit import main as fit
+
+        return fit(arguments[1:])
+    parsed = _parser().parse_args(arguments)
+    try:
+        settings = load(parsed.config, _flags(parsed))
+    except SettingsError as error:
+        for problem in error.problems:
+            print(f"prefix-router: {problem}", file=sys.stderr)
+        return 2
+    if parsed.command == "check-config":
+        print(f"ok: {len(settings.workers)} workers, policy {settings.policy.name}")
+        return 0
+    return _serve(settings)
+
+
+def _serve(settings: Settings) -> int:
+    if not settings.workers and settings.auth.admin_key is None:
+        print("prefix-router: no workers: name them with --worker URL, or in the file under workers:", file=sys.stderr)
+        return 2
+    from router.serving import run
+
+    return run(settings)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="prefix-router",
+        description="Routing proxy that sends each prompt to the vLLM worker that already holds its beginning.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    serve = commands.add_parser("serve", help="run one replica")
+    check = commands.add_parser("check-config", help="read the settings and report every problem")
+    for command in (serve, check):
+        command.add_argument("--config", type=Path, metavar="FILE", help="settings in YAML (see config/router.yaml)")
+        command.add_argument("--worker", action="append", metavar="URL", help="a vLLM server; may be repeated")
+        command.add_argument("--redis", metavar="URL", help="share memory with other replicas through this Redis")
+        command.add_argument("--host", help="address to listen on (default 127.0.0.1)")
+        command.add_argument("--port", type=int, help="port to listen on (default 8080; 0 takes a free one)")
+        command.add_argument("--policy", help="slack (default), power_of_two, least_loaded or round_robin")
+    commands.add_parser("demo", help="play a conversation over two replicas and simulated workers", add_help=False)
+    commands.add_parser("fit", help="what a model's cache can reuse, from its config.json", add_help=False)
+    return parser
+
+
+def _flags(parsed: argparse.Namespace) -> dict[str, Any]:
+    """Flags that were given, in the shape of the settings."""
+    flags: dict[str, Any] = {}
+    if parsed.worker:
+        flags["workers"] = parsed.worker
+    if parsed.host is not None:
+        flags["host"] = parsed.host
+    if parsed.port is not None:
+        flags["port"] = parsed.port
+    if parsed.redis is not None:
+        flags["sync"] = {"redis_url": parsed.redis}
+    if parsed.policy is not None:
+        flags["policy"] = {"name": parsed.policy}
+    return flags
+
+
+if __name__ == "__main__":
+    sys.exit(main())
