@@ -37,7 +37,6 @@ class ResponseParser:
         "_limits",
         "_overhead",
         "_refusal",
-        "_spent",
         "_until_close",
         "buffered",
         "content_length",
@@ -64,16 +63,13 @@ class ResponseParser:
 
     def __init__(self, limits: UpstreamLimits) -> None:
         self._limits = limits
-        self._spent = True
+        self._engine = HttpResponseParser(self)
+        self._execute: Callable[[bytes], None] = self._engine.feed_data
         self.start()
 
     def start(self, *, bodyless: bool = False) -> None:
         """Expect the answer to one request; `bodyless` when it was a HEAD, whose answer declares a body it lacks."""
-        if self._spent:
-            self._engine = HttpResponseParser(self)
-            self._execute: Callable[[bytes], None] = self._engine.feed_data
-        # httptools can't be told of HEAD: it still waits for that body, and is no use for the next answer.
-        self._spent = self._bodyless = bodyless
+        self._bodyless = bodyless
         self._refusal: errors.UpstreamProtocolError | None = None
         self._informational = 0
         self._overhead = 0
@@ -145,7 +141,8 @@ class ResponseParser:
         if version != "1.1" and (version != "1.0" or chunked):
             self._refuse("unsupported version")
         self.status = status
-        self.keep_alive = version == "1.1" and self._engine.should_keep_alive()
+        # httptools can't be told of HEAD: it waits for that body, sees no surplus, and is no use for the next answer.
+        self.keep_alive = version == "1.1" and not self._bodyless and self._engine.should_keep_alive()
         self.head_done = True
         if self._bodyless:
             self.done = True

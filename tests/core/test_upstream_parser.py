@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from router import errors
 from router.dataplane.upstream_parser import PIECE_OVERHEAD, ResponseParser
 from router.dataplane.upstream_types import UpstreamLimits
-from tests.core.upstream_corpus import ALL, CHUNKED, EMPTY, OK, Case, Outcome, bytewise, cut, read_answer
+from tests.core.upstream_corpus import ALL, CHUNKED, EDITS, EMPTY, OK, Case, Outcome, bytewise, cut, edited, read_answer
 
 by_name = pytest.mark.parametrize("case", ALL, ids=lambda case: case.name)
 
@@ -37,6 +37,17 @@ def test_any_chunking_gives_the_same(case: Case, points: list[int]) -> None:
     assert read_answer(pieces, method=case.method) == case.expected
 
 
+@settings(max_examples=300, deadline=None)
+@given(case=st.sampled_from(ALL), edits=EDITS, points=st.lists(st.integers(0, 400), max_size=6))
+def test_damaged_answers_do_not_depend_on_chunking(
+    case: Case, edits: list[tuple[str, int, bytes]], points: list[int]
+) -> None:
+    data = edited(case.data, edits)
+    whole = read_answer([data], method=case.method)
+    assert read_answer(cut(data, [point for point in points if point < len(data)]), method=case.method) == whole
+    assert read_answer(bytewise(data), method=case.method) == whole
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     body=st.lists(st.binary(min_size=1, max_size=40), max_size=8),
@@ -61,15 +72,14 @@ def test_junk_never_escapes_as_another_error(data: bytes, at: int) -> None:
 def test_answers_follow_each_other_on_one_parser() -> None:
     parser = ResponseParser(UpstreamLimits())
     trailing = CHUNKED + b"3\r\nabc\r\n0\r\nX-Left: over\r\n\r\n"
-    for data, bodyless, body in (
-        (trailing, False, b"abc"),
-        (OK + b"Content-Length: 9\r\n\r\n", True, b""),
-        (OK + b"Content-Length: 2\r\n\r\nde", False, b"de"),
-        (b"HTTP/1.1 304 Not Modified\r\nContent-Length: 9\r\n\r\n", False, b""),
-        (b"HTTP/1.1 100 Continue\r\nX-A: b\r\n\r\n" + EMPTY, False, b""),
-        (trailing, False, b"abc"),
+    for data, body in (
+        (trailing, b"abc"),
+        (OK + b"Content-Length: 2\r\n\r\nde", b"de"),
+        (b"HTTP/1.1 304 Not Modified\r\nContent-Length: 9\r\n\r\n", b""),
+        (b"HTTP/1.1 100 Continue\r\nX-A: b\r\n\r\n" + EMPTY, b""),
+        (trailing, b"abc"),
     ):
-        parser.start(bodyless=bodyless)
+        parser.start()
         parser.feed(data)
         assert parser.done
         assert parser.keep_alive

@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from hypothesis import strategies as st
+
 from router import errors
 from router.dataplane.upstream_parser import ResponseParser
 from router.dataplane.upstream_types import UpstreamLimits
@@ -141,8 +143,10 @@ WELL_FORMED = [
         b"HTTP/1.1 304 Not Modified\r\nContent-Length: 3\r\n\r\n",
         complete(304, (_length(3),)),
     ),
-    Case("HEAD with length", OK + b"Content-Length: 3\r\n\r\n", complete(200, (_length(3),)), b"HEAD"),
-    Case("HEAD with chunks", OK + b"Transfer-Encoding: chunked\r\n\r\n", complete(200, (_TE,)), b"HEAD"),
+    Case("HEAD with length", OK + b"Content-Length: 3\r\n\r\n", complete(200, (_length(3),), reusable=False), b"HEAD"),
+    Case(
+        "HEAD with chunks", OK + b"Transfer-Encoding: chunked\r\n\r\n", complete(200, (_TE,), reusable=False), b"HEAD"
+    ),
     Case("HEAD without length", OK + b"X-A: b\r\n\r\n", complete(200, ((b"x-a", b"b"),), reusable=False), b"HEAD"),
     Case(
         "redirect",
@@ -302,3 +306,32 @@ MALFORMED = [
 ]
 
 ALL = WELL_FORMED + SURPLUS + TRUNCATED + MALFORMED
+
+# Damage: a few tokens of the grammar put in, taken out, or written over.
+TOKENS = [
+    *(b"\r\n", b"\n", b"\r", b"\0", b" ", b"\t", b":", b";", b",", b"0", b"1", b"3", b"a", b"f", b"\xff", b"\r\n "),
+    *(b"\r\n\r\n", b"Content-Length: 3\r\n", b"Transfer-Encoding: chunked\r\n", b"Connection: close\r\n", b"gzip, "),
+    *(
+        b"HTTP/1.1 100 Continue\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n",
+        b"HTTP/1.0",
+        b"3\r\nabc\r\n",
+        b"0\r\n\r\n",
+        b"-",
+        b"+",
+        b"0x",
+    ),
+]
+EDITS = st.lists(
+    st.tuples(st.sampled_from(["insert", "delete", "replace"]), st.integers(0, 200), st.sampled_from(TOKENS)),
+    min_size=1,
+    max_size=3,
+)
+
+
+def edited(data: bytes, edits: list[tuple[str, int, bytes]]) -> bytes:
+    for kind, at, token in edits:
+        at = min(at, len(data))
+        end = at if kind == "insert" else at + len(token)
+        data = data[:at] + (b"" if kind == "delete" else token) + data[end:]
+    return data
