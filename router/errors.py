@@ -47,6 +47,14 @@ class Unauthorized(ClientError):
     code = "invalid_api_key"
 
 
+class Forbidden(ClientError):
+    """What nobody may do as the router is configured."""
+
+    status = 403
+    type = "permission_error"
+    code = "forbidden"
+
+
 class UnknownRoute(ClientError):
     """A path the router does not serve, including the engine's control routes."""
 
@@ -87,6 +95,13 @@ class RequestTimeout(ClientError):
 
     status = 408
     code = "request_timeout"
+
+
+class Conflict(ClientError):
+    """The change contradicts what is there."""
+
+    status = 409
+    code = "conflict"
 
 
 class PayloadTooLarge(ClientError):

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from router.dataplane.headers import Headers, first, usable_request_id
+from router.dataplane.headers import Headers, first
 from router.dataplane.server import CONNECTION, RouterProtocol
-from router.dataplane.wire import error_body, error_headers
 from router.errors import ClientGone, PayloadTooLarge, RouterError, Unavailable, UnsupportedMediaType
+from router.wire import error_body, error_headers, usable_request_id
 
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]

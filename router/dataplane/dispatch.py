@@ -18,11 +18,11 @@ from router.dataplane.client import Client
 from router.dataplane.headers import first, upstream_head
 from router.dataplane.pools import Pools
 from router.dataplane.relay import Kept, Relay
-from router.dataplane.routes import Route
 from router.dataplane.upstream import UpstreamResponse
 from router.decisions import DecisionRecord, DecisionRing
 from router.metrics import Metrics
 from router.prompt import read_prompt
+from router.routes import Route
 from router.settings import Settings
 from router.workers import passive
 from router.workers.health import State

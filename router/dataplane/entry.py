@@ -6,7 +6,6 @@ FastAPI would cost as much again as all the work of the data plane, so it never 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import itertools
 import logging
 import secrets
@@ -17,9 +16,10 @@ from router import errors
 from router.dataplane.client import BodyBudget, Client, Receive, Send
 from router.dataplane.dispatch import Dispatcher
 from router.dataplane.headers import first
-from router.dataplane.routes import ROUTES, stored_response
 from router.dataplane.stored import StoredResponses
+from router.keys import Keys
 from router.metrics import Metrics
+from router.routes import ROUTES, stored_response
 from router.settings import Settings
 
 log = logging.getLogger("router")
@@ -43,7 +43,7 @@ class Entry:
         self._dispatcher = dispatcher
         self._stored = stored
         self._metrics = metrics
-        self._keys = [key.get_secret_value().encode() for key in settings.auth.api_keys]
+        self._keys = Keys(settings.auth.api_keys)
         self._life = secrets.token_hex(6)
         self._count = itertools.count(1)
         self.active = 0
@@ -91,12 +91,8 @@ class Entry:
             client.detach()
 
     def _authorise(self, client: Client) -> None:
-        if not self._keys:
-            return
-        given = first(client.headers, b"authorization") or b""
-        token = given[7:] if given[:7].lower() == b"bearer " else first(client.headers, b"x-api-key") or b""
-        # Every key is compared, so that the time taken says nothing about which came close.
-        if not sum(hmac.compare_digest(token, key) for key in self._keys):
+        headers = client.headers
+        if self._keys and not self._keys.admit(first(headers, b"authorization"), first(headers, b"x-api-key")):
             raise errors.Unauthorized("A valid API key is required.")
 
     def _left(self, client: Client) -> None:

@@ -84,11 +84,3 @@ def first(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes | None:
         if key == name:
             return value
     return None
-
-
-_REQUEST_ID_BYTES = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:/+=")
-
-
-def usable_request_id(value: bytes | None) -> bool:
-    """A client's request id is kept if it is short and harmless in headers, logs and labels."""
-    return value is not None and 0 < len(value) <= 128 and not frozenset(value) - _REQUEST_ID_BYTES

@@ -12,13 +12,13 @@ from router import errors
 from router.calibration import TokenRatios, Usage, Verdict, judge
 from router.dataplane.client import Client
 from router.dataplane.headers import Headers, first, returned_headers
-from router.dataplane.routes import Route
 from router.dataplane.sse import Tap
 from router.dataplane.upstream import UpstreamResponse
-from router.dataplane.wire import error_event
 from router.decisions import DecisionRecord
 from router.metrics import Metrics
 from router.prompt import Form
+from router.routes import Route
+from router.wire import error_event
 from router.workers import passive
 from router.workers.registry import Registry
 from router.workers.selection import WITH_PREFIX, Inquiry, Placement

@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from router.dataplane.wire import error_body, plain_response
 from router.errors import BadRequest, HeadersTooLarge, PayloadTooLarge, RequestTimeout, RouterError
+from router.wire import error_body, plain_response
 
 CONNECTION = "router.connection"
 _ids = itertools.count(1)

@@ -1,11 +1,11 @@
-"""Bytes that the router itself puts on the wire: error bodies, error events, whole small responses."""
+"""Bytes that the router itself puts on the wire: error bodies, error events, whole small responses, request ids."""
 
 from __future__ import annotations
 
 import json
 from http import HTTPStatus
 
-from router.errors import MethodNotAllowed, RouterError
+from router.errors import MethodNotAllowed, RouterError, Unauthorized
 
 JSON_TYPE = b"application/json"
 
@@ -28,6 +28,8 @@ def error_headers(error: RouterError) -> list[tuple[bytes, bytes]]:
         headers.append((b"retry-after", str(error.retry_after).encode()))
     if isinstance(error, MethodNotAllowed):
         headers.append((b"allow", error.allow.encode()))
+    if isinstance(error, Unauthorized):
+        headers.append((b"www-authenticate", b"Bearer"))
     return headers
 
 
@@ -42,3 +44,11 @@ def plain_response(status: int, body: bytes, *, request_id: str) -> bytes:
         f"x-request-id: {request_id}\r\nconnection: close\r\n\r\n"
     )
     return head.encode() + body
+
+
+_REQUEST_ID_BYTES = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:/+=")
+
+
+def usable_request_id(value: bytes | None) -> bool:
+    """A client's request id is kept if it is short and harmless in headers, logs and labels."""
+    return value is not None and 0 < len(value) <= 128 and not frozenset(value) - _REQUEST_ID_BYTES
