@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -44,6 +45,7 @@ class Worker:
 
     __slots__ = (
         "api_key",
+        "asleep",
         "draining",
         "ejections",
         "epoch",
@@ -53,6 +55,7 @@ class Worker:
         "load",
         "local",
         "probation_busy",
+        "refused",
         "remote",
         "removed",
         "slots",
@@ -76,7 +79,10 @@ class Worker:
         self.local = 0
         self.remote: dict[str, int] = {}
         self.load = 0
-        # Passive health: failures in a row, ejections in a row, the end of the current one, a probation's request.
+        # What the last probe found: nobody listening, or an engine that sleeps.
+        self.refused = False
+        self.asleep = False
+        # Passive health: failures in a row, recent ejections and falls, the end of the last one, a probation's request.
         self.strikes = 0
         self.ejections = 0
         self.until = 0.0
@@ -106,6 +112,7 @@ class Hooks:
     """Whom to tell: lists of functions that are called at once and must not raise."""
 
     state: list[Callable[[Worker, State, State], None]] = field(default_factory=list)
+    added: list[WorkerHook] = field(default_factory=list)
     load: list[WorkerHook] = field(default_factory=list)
     epoch: list[WorkerHook] = field(default_factory=list)
     removed: list[WorkerHook] = field(default_factory=list)
@@ -138,10 +145,14 @@ class Registry:
         worker = Worker(url, slots=slots, api_key=api_key)
         self._workers[worker.id] = worker
         self.changed()
+        for hook in self.hooks.added:
+            hook(worker)
         return worker
 
     def remove(self, worker: Worker) -> None:
         """Take a worker out; requests in flight on it go on."""
+        if worker.removed:
+            return  # the same URL may have been added again since
         worker.removed = True
         self._workers.pop(worker.id, None)
         self.changed()
@@ -184,6 +195,8 @@ class Registry:
         worker.state = after(before, event)
         if worker.state is before:
             return False
+        if worker.state is State.READY:
+            worker.strikes = 0
         for hook in self.hooks.state:
             hook(worker, before, worker.state)
         if worker.usable:
@@ -199,7 +212,7 @@ class Registry:
 
     def set_epoch(self, worker: Worker, epoch: float) -> bool:
         """Offer an epoch; the larger wins, whoever saw it. True if it is new."""
-        if epoch <= worker.epoch:
+        if not worker.epoch < epoch < math.inf:
             return False
         worker.epoch = epoch
         for hook in self.hooks.epoch:
@@ -238,7 +251,7 @@ class Registry:
 class Lease:
     """One request counted on one worker, from the decision until the answer has ended; ends exactly once."""
 
-    __slots__ = ("_ended", "_registry", "worker")
+    __slots__ = ("_ended", "_registry", "_trial", "worker")
 
     def __init__(self, registry: Registry, worker: Worker) -> None:
         self._registry = registry
@@ -246,7 +259,9 @@ class Lease:
         self._ended = False
         worker.local += 1
         worker.load += 1
-        if worker.state is State.PROBATION:
+        # The one request that decides a probation; older ones that still run do not stand for it.
+        self._trial = worker.state is State.PROBATION and not worker.probation_busy
+        if self._trial:
             worker.probation_busy = True
         for hook in registry.hooks.load:
             hook(worker)
@@ -259,7 +274,8 @@ class Lease:
         worker = self.worker
         worker.local -= 1
         worker.load -= 1
-        worker.probation_busy = False
+        if self._trial:
+            worker.probation_busy = False
         for hook in self._registry.hooks.load:
             hook(worker)
         for hook in self._registry.hooks.freed:
