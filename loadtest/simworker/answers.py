@@ -67,7 +67,7 @@ def pieces(count: int, seed: int, echo: str | None) -> list[str]:
 
 def seed_of(hashes: tuple[int, ...], tail: bytes) -> int:
     """A number that stands for the prompt."""
-    return hashes[-1] if hashes else xxhash.xxh3_64_intdigest(tail)
+    return xxhash.xxh3_64_intdigest(tail, hashes[-1] if hashes else 0)
 
 
 def usage(prompt: int, completion: int, details: JsonObject | None) -> JsonObject:

@@ -80,6 +80,11 @@ class Connection(asyncio.Protocol):
         self._idle_timer: asyncio.TimerHandle | None = None
         self.number = 0
 
+    @property
+    def unsent(self) -> int:
+        """Bytes written that the peer has not taken."""
+        return self._transport.get_write_buffer_size()
+
     # -- transport callbacks
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -219,7 +219,9 @@ class Engine:
         assert sequence.hold is not None
         del self._decoding[sequence.number]
         if self.caching and sequence.output_tokens:
-            self.cache.commit(sequence.hold, sequence.final_hashes())
+            # The last token was never fed back, so it has no place in the cache yet.
+            computed = sequence.prompt.tokens + sequence.output_tokens - 1
+            self.cache.commit(sequence.hold, sequence.final_hashes()[: computed // sequence.prompt.unit])
         self.cache.release(sequence.hold)
         sequence.phase = Phase.DONE
         self.totals.generation_tokens += sequence.output_tokens

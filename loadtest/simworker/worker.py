@@ -234,7 +234,7 @@ class SimWorker:
         if self.config.allow_fault_headers and stage == "request":
             scripted = request.header(b"x-sim-fault")
             if scripted is not None and scripted.startswith("{"):
-                return parse_action(scripted.encode("latin-1"))
+                return _action_of(scripted)
         if not self.faults.rules:
             return None
         return self.faults.pick(stage, request.method, request.path, request.header(b"x-sim-fault"), request.body)
@@ -309,3 +309,11 @@ class SimWorker:
         if any(not 0 <= number < 1 << 32 for number in ids):
             raise invalid_body("token ids must not be negative", "prompt")
         return self.tokenizer.ids(ids, start)
+
+
+def _action_of(scripted: str) -> Action:
+    """The action of an x-sim-fault header; one that makes no sense is answered with 400."""
+    try:
+        return parse_action(scripted.encode("latin-1"))
+    except ValueError as error:
+        return Action(kind="status", status=400, body=f"x-sim-fault: {error}")
