@@ -210,9 +210,6 @@ async def test_refused_fields(client: httpx.AsyncClient, fields: dict[str, Any])
 async def test_an_over_long_prompt_is_400() -> None:
     config = SimConfig(models=("base",), max_model_len=100, time_scale=0.0)
     async with SimWorker(config) as worker, httpx.AsyncClient(base_url=worker.url) as client:
-        SimWorker(SimConfig(max_model_len=100, models=("base",))) as worker,
-        httpx.AsyncClient(base_url=worker.url) as client,
-    ):
         for body in (chat(TEXT * 20), chat(max_tokens=99)):
             answer = await client.post("/v1/chat/completions", json=body)
             assert answer.status_code == 400
