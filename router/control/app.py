@@ -1,0 +1,140 @@
+"""The control plane: everything that is not an inference route, and the answer to everything unknown."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fastapi import Depends, FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Match
+
+from router import errors
+from router.control.context import ControlContext
+from router.control.dashboard import Dashboard
+from router.control.decisions import Decisions
+from router.control.doors import Doors
+from router.control.exchange import refusal
+from router.control.explain import Explain
+from router.control.health import Health
+from router.control.models import Models
+from router.control.state import State
+from router.control.workers import Workers
+from router.wire import usable_request_id
+
+__all__ = ["Control", "ControlContext", "create_control"]
+
+log = logging.getLogger("router")
+
+Endpoint = Callable[..., Awaitable[Response]]
+Guard = Callable[[Request], Awaitable[None]] | None
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+
+
+class Control:
+    """The ASGI app: names every answer by its request id, and leaves no failure without one."""
+
+    def __init__(self, app: FastAPI) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = _request_id(scope)
+
+        async def send_named(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message["headers"], (b"x-request-id", request_id)]}
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_named)
+        except Exception:
+            # The client has its 500 already; Starlette raises again for the sake of the log.
+            log.exception("internal error")
+
+
+def create_control(context: ControlContext) -> Control:
+    """The control plane of one replica."""
+    # redirect_slashes would answer an unknown path with a redirect where clients expect 404.
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
+    for methods, path, endpoint, guard in _routes(context):
+        guards = [] if guard is None else [Depends(guard)]
+        app.add_api_route(path, endpoint, methods=methods.split(), dependencies=guards)
+    app.add_exception_handler(errors.RouterError, _refuse)
+    app.add_exception_handler(RequestValidationError, _refuse_parameters)
+    app.add_exception_handler(HTTPException, _refuse_route)
+    app.add_exception_handler(Exception, _refuse_failure)
+    return Control(app)
+
+
+def _routes(context: ControlContext) -> list[tuple[str, str, Endpoint, Guard]]:
+    """Every route: verbs, path, what serves it, and who may use it."""
+    doors = Doors(context.settings.auth)
+    health = Health(context)
+    workers = Workers(context, doors)
+    worker = "/router/workers/{worker}"
+    return [
+        ("GET HEAD", "/health", health.health, None),
+        ("GET HEAD", "/ready", health.ready, None),
+        ("GET", "/metrics", health.metrics, None),
+        ("GET", "/v1/models", Models(context).list, doors.client),
+        ("GET", "/router/workers", workers.list, None),
+        ("POST", "/router/workers", workers.add, doors.admin),
+        ("DELETE", worker, workers.remove, doors.admin),
+        ("POST", worker + "/drain", workers.drain, doors.admin),
+        ("POST", worker + "/resume", workers.resume, doors.admin),
+        ("POST", "/router/explain", Explain(context).explain, doors.reader),
+        ("GET", "/router/decisions", Decisions(context).list, doors.reader),
+        ("GET", "/router/state", State(context).state, doors.reader),
+        ("GET HEAD", "/router/dashboard", Dashboard().page, None),
+    ]
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    assert isinstance(error, errors.RouterError)
+    return refusal(error)
+
+
+async def _refuse_parameters(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    name = str(first["loc"][-1])
+    return refusal(errors.BadRequest(f"{name}: {first['msg']}", param=name))
+
+
+async def _refuse_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 405:
+        allow = ", ".join(_verbs(request.app.routes, request.scope))
+        return refusal(errors.MethodNotAllowed(f"Use {allow} on this route.", allow=allow))
+    return refusal(errors.UnknownRoute("The router does not serve this path."))
+
+
+async def _refuse_failure(request: Request, error: Exception) -> Response:
+    return refusal(errors.RouterError("The router failed to handle this request."))
+
+
+def _verbs(routes: list[BaseRoute], scope: Any) -> list[str]:
+    """All verbs of a path; the framework names those of one of its routes."""
+    verbs: set[str] = set()
+    for route in routes:
+        if route.matches(scope)[0] is not Match.NONE:
+            verbs |= getattr(route, "methods", set())
+    return sorted(verbs)
+
+
+def _request_id(scope: Any) -> bytes:
+    """The client's where it is usable, else a new one."""
+    for name, value in scope["headers"]:
+        if name == b"x-request-id":
+            return bytes(value) if usable_request_id(value) else secrets.token_hex(8).encode()
+    return secrets.token_hex(8).encode()
