@@ -133,7 +133,7 @@ def _samples(page: bytes, name: bytes) -> Iterator[tuple[bytes, float]]:
             end = len(page)
         if not page[start:at].strip():
             after = page[at + len(name) : at + len(name) + 1]
-            if after in (b"{", b" ", b"\t"):
+            if after in (b"{", b" ", b"\t", b"\r", b"\n", b""):  # else the name of another metric goes on
                 yield _sample(page, at + len(name), end)
         at = page.find(name, end)
 
