@@ -1,0 +1,193 @@
+"""A channel of Redis pub/sub that comes back by itself: one client to publish with, one connection to listen on.
+
+It knows bytes, not what they mean. Nothing here waits longer than `IO_SECONDS` for Redis, a lost connection is never
+hidden, and reconnecting is spread by full jitter and never faster than once per `ATTEMPT_SECONDS`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+import redis.asyncio
+from redis.asyncio.client import PubSub
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from router.errors import SettingsError
+
+IO_SECONDS = 1.0
+ATTEMPT_SECONDS = 1.0
+BACKOFF_FIRST = 0.1
+BACKOFF_LAST = 10.0
+
+logger = logging.getLogger("router.sync")
+
+
+class LinkDown(Exception):
+    """A message could not be handed over, or the subscription is gone; the text names the kind of failure only."""
+
+
+class Listener(Protocol):
+    """Who is told what the link hears; called from the link's task, and must not block."""
+
+    def linked(self) -> None:
+        """The subscription is confirmed. From the second time on, messages may have been lost before."""
+
+    def lost(self) -> None:
+        """The subscription is gone."""
+
+    def receive(self, data: object) -> None:
+        """A message, the replica's own ones included."""
+
+
+class Link(Protocol):
+    """A way to reach the other replicas, at most once per message."""
+
+    def start(self, listener: Listener) -> None:
+        """Begin to connect, in the background."""
+
+    async def publish(self, message: bytes) -> None:
+        """Hand a message over, or raise LinkDown within a bounded time."""
+
+    async def aclose(self) -> None:
+        """Stop, and leave no task or socket."""
+
+
+def backoff(failures: int) -> float:
+    """Seconds to wait after so many failures in a row: full jitter under a doubling ceiling."""
+    return random.uniform(0, min(BACKOFF_LAST, BACKOFF_FIRST * 2 ** min(failures - 1, 16)))
+
+
+async def end(task: asyncio.Task[None]) -> None:
+    """Cancel a task and wait for its end."""
+    # Once is not enough: up to Python 3.11 `asyncio.wait_for`, which the client library uses, may swallow it.
+    while not task.done():
+        task.cancel()
+        await asyncio.wait([task], timeout=0.1)
+
+
+class RedisLink:
+    """The link over Redis; `silence_seconds` without any message means that the subscription is dead."""
+
+    def __init__(self, url: str, channel: str, silence_seconds: float) -> None:
+        self._where = _without_secrets(url)
+        self._channel = channel
+        self._silence_seconds = silence_seconds
+        self._client = _client(url)
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, listener: Listener) -> None:
+        """Begin to connect, in the background."""
+        self._task = asyncio.create_task(self._stay_subscribed(listener), name="sync-reader")
+
+    async def publish(self, message: bytes) -> None:
+        """Hand a message to Redis, or raise LinkDown within a bounded time."""
+        try:
+            async with asyncio.timeout(2 * IO_SECONDS):
+                await self._client.publish(self._channel, message)
+        # The client library raises more than its own errors on a broken connection, and no caller can tell them apart.
+        except Exception as error:
+            raise LinkDown(type(error).__name__) from None
+
+    async def aclose(self) -> None:
+        """Stop listening and close both connections."""
+        if self._task is not None:
+            await end(self._task)
+        with contextlib.suppress(RedisError, OSError):
+            async with asyncio.timeout(IO_SECONDS):
+                await self._client.aclose()
+
+    async def _stay_subscribed(self, listener: Listener) -> None:
+        loop = asyncio.get_running_loop()
+        failures = 0
+        while True:
+            session = _Session(listener)
+            began = loop.time()
+            try:
+                await self._listen(session)
+            # Whatever a broken server makes the client library raise must not end this task.
+            except Exception as error:
+                failures = 1 if session.confirmed else failures + 1
+                self._report(error, failures)
+            if session.confirmed:
+                listener.lost()
+            spaced = began + ATTEMPT_SECONDS - loop.time()
+            await asyncio.sleep(max(backoff(failures), spaced))
+
+    async def _listen(self, session: _Session) -> None:
+        """Subscribe and read until something breaks, which it always ends with."""
+        pubsub: PubSub = self._client.pubsub()
+        try:
+            async with asyncio.timeout(3 * IO_SECONDS):
+                await pubsub.subscribe(self._channel)
+                self._take(await pubsub.get_message(timeout=IO_SECONDS), session)
+            if not session.confirmed:
+                raise LinkDown("no answer")
+            await self._read(pubsub, session)
+        finally:
+            await pubsub.aclose()  # type: ignore[no-untyped-call]
+
+    async def _read(self, pubsub: PubSub, session: _Session) -> None:
+        loop = asyncio.get_running_loop()
+        heard = loop.time()
+        while True:
+            message = await pubsub.get_message(timeout=IO_SECONDS)
+            if message is not None:
+                self._take(message, session)
+                heard = loop.time()
+            elif loop.time() - heard > self._silence_seconds:
+                raise LinkDown("silence")
+            # Messages that are in the buffer already come without a pause; requests must have their turn in between.
+            await asyncio.sleep(0)
+
+    def _take(self, message: dict[str, Any] | None, session: _Session) -> None:
+        if message is None:
+            return
+        # A second confirmation on one connection means that the client library reconnected on its own.
+        if message["type"] == "subscribe":
+            if not session.confirmed:
+                logger.info("replica news: connected to %s", self._where)
+            session.confirmed = True
+            session.listener.linked()
+        elif message["type"] == "message":
+            session.listener.receive(message["data"])
+
+    def _report(self, error: Exception, failures: int) -> None:
+        # Only the first failure of an outage: a server that is down for a day must not fill the log.
+        if failures == 1:
+            reason = str(error) if isinstance(error, LinkDown) else type(error).__name__
+            logger.warning("replica news: %s is not reachable (%s), trying again", self._where, reason)
+
+
+class _Session:
+    """One connection's part of the subscription."""
+
+    __slots__ = ("confirmed", "listener")
+
+    def __init__(self, listener: Listener) -> None:
+        self.listener = listener
+        self.confirmed = False
+
+
+def _client(url: str) -> redis.asyncio.Redis:
+    # A retry that supports no errors is the only one that really tries once: with zero retries the library still
+    # reconnects a subscription after its failure, silently, and the messages in between are gone unnoticed.
+    once = Retry(NoBackoff(), 0, supported_errors=())
+    try:
+        client: redis.asyncio.Redis = redis.asyncio.from_url(
+            url, retry=once, socket_timeout=IO_SECONDS, socket_connect_timeout=IO_SECONDS
+        )
+    except ValueError:  # its text may show parts of a password
+        raise SettingsError(["sync.redis_url: not a URL that the Redis client understands"]) from None
+    return client
+
+
+def _without_secrets(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"

@@ -1,0 +1,326 @@
+"""Messages survive the wire, nothing else gets in, and merging depends neither on order nor on repetition."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.affinity import Delta
+from router.sync_codec import (
+    KINDS,
+    MAX_DELTAS,
+    MAX_MESSAGE,
+    MAX_ROWS,
+    VERSION,
+    Kind,
+    News,
+    Peers,
+    Refused,
+    Row,
+    encode,
+    open_envelope,
+    read,
+    take,
+)
+
+PRINT = "0123456789abcdef"
+SENDER = "feedfacefeedface"
+
+blocks = st.integers(0, 2**64 - 1)
+names = st.text("0123456789abcdef", min_size=1, max_size=8)
+epochs = st.floats(0, 4e10)
+deltas = st.builds(
+    Delta,
+    worker=names,
+    epoch=epochs,
+    base=st.none() | blocks,
+    new=st.lists(blocks, max_size=130).map(tuple),
+)
+rows = st.builds(Row, worker=names, epoch=epochs, in_flight=st.integers(0, 1_000_000))
+news = st.builds(
+    News, kind=st.sampled_from(sorted(KINDS)), deltas=st.lists(deltas, max_size=8), rows=st.lists(rows, max_size=8)
+)
+
+
+def wire(**changed: Any) -> bytes:
+    """A valid heartbeat with some fields of its envelope replaced."""
+    fields = {
+        "version": VERSION,
+        "fingerprint": PRINT,
+        "sender": SENDER,
+        "sequence": 1,
+        "kind": "heartbeat",
+        "payload": [[], []],
+    }
+    return msgspec.msgpack.encode(list((fields | changed).values()))
+
+
+def cause_of(data: bytes) -> str | None:
+    try:
+        read(open_envelope(data, PRINT))
+    except Refused as refused:
+        return refused.cause
+    return None
+
+
+# -- round trip ----------------------------------------------------------------------------------------------
+
+
+@given(news, st.integers(1, 2**53))
+def test_a_message_arrives_as_it_was_sent(sent: News, sequence: int) -> None:
+    envelope = open_envelope(encode(PRINT, SENDER, sequence, sent), PRINT)
+    assert (envelope.sender, envelope.sequence, envelope.kind) == (SENDER, sequence, sent.kind)
+    got = read(envelope)
+    assert (got.kind, got.deltas, got.rows) == (sent.kind, list(sent.deltas), list(sent.rows))
+
+
+def test_blocks_take_eight_little_endian_bytes_each() -> None:
+    data = encode(PRINT, SENDER, 1, News("news", [Delta("w", 1.0, None, (1, 2**64 - 1))]))
+    assert bytes([1, 0, 0, 0, 0, 0, 0, 0]) + b"\xff" * 8 in data
+
+
+def test_a_delta_costs_its_blocks_and_little_more() -> None:
+    def size(*deltas: Delta) -> int:
+        return len(encode(PRINT, SENDER, 1000, News("news", deltas)))
+
+    one = Delta("905487f1", 1.7e9, 2**63, (2**63,))
+    many = Delta("905487f1", 1.7e9, 2**63, tuple(range(2**63, 2**63 + 64)))
+    assert size() <= 64
+    assert size(one) - size() <= 40
+    assert size(many) - size() <= 64 * 8 + 40
+
+
+# -- refusal -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "cause"),
+    [
+        (wire(), None),
+        (wire(version=VERSION + 1), "version"),
+        (msgspec.msgpack.encode([VERSION + 1, {"a": "later layout"}]), "version"),
+        (wire(fingerprint="0" * 16), "fingerprint"),
+        (wire(kind="digest"), "kind"),
+        (wire(kind="digest", payload={"of": "later"}), "kind"),
+        (b"x" * (MAX_MESSAGE + 1), "oversized"),
+        (b"", "malformed"),
+        (b"garbage", "malformed"),
+        (b"\xc1", "malformed"),
+        (b"\xdd\xff\xff\xff\xff", "malformed"),
+        (b"\x91" * 60_000, "malformed"),
+        (wire()[:-1], "malformed"),
+        (wire() + b"\x00", "malformed"),
+        (wire(version="1"), "malformed"),
+        (wire(version=True), "malformed"),
+        (wire(sequence=0), "malformed"),
+        (wire(sequence=-1), "malformed"),
+        (wire(sequence=2**60), "malformed"),
+        (wire(sequence=1.5), "malformed"),
+        (wire(sender=b"\xff"), "malformed"),
+        (wire(sender="x" * 65), "malformed"),
+        (wire(sender=None), "malformed"),
+        (wire(payload=None), "malformed"),
+        (wire(payload=[]), "malformed"),
+        (wire(payload=[[], None]), "malformed"),
+    ],
+)
+def test_only_a_whole_message_of_this_version_and_fingerprint_is_taken(data: bytes, cause: str | None) -> None:
+    assert cause_of(data) == cause
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        ["w", math.nan, 1],
+        ["w", math.inf, 1],
+        ["w", -1.0, 1],
+        ["w", 1e300, 1],
+        ["w", True, 1],
+        ["w", 1.0, -1],
+        ["w", 1.0, 10**9],
+        ["w", 1.0, 1.5],
+        ["w", 1.0, "1"],
+        ["w", 1.0],
+        ["w" * 65, 1.0, 1],
+        [b"w", 1.0, 1],
+        [None, 1.0, 1],
+        {"worker": "w"},
+        "w",
+    ],
+)
+def test_a_row_out_of_range_is_refused(row: object) -> None:
+    assert cause_of(wire(payload=[[], [["w", 1.0, 1]]])) is None
+    assert cause_of(wire(payload=[[], [row]])) == "malformed"
+
+
+@pytest.mark.parametrize(
+    "delta",
+    [
+        ["w", math.nan, None, b""],
+        ["w", 1.0, -1, b""],
+        ["w", 1.0, 1.5, b""],
+        ["w", 1.0, None, b"1234567"],
+        ["w", 1.0, None, b"123456789"],
+        ["w", 1.0, None, [1]],
+        ["w", 1.0, None, None],
+        ["w", 1.0],
+        [1, 1.0, None, b""],
+    ],
+)
+def test_a_delta_out_of_range_is_refused(delta: object) -> None:
+    assert cause_of(wire(payload=[[["w", 1.0, None, b"12345678"]], []])) is None
+    assert cause_of(wire(payload=[[delta], []])) == "malformed"
+
+
+@pytest.mark.parametrize("opening", [b"\x91", b"\x81\xa1a"])
+def test_no_depth_of_nesting_is_too_deep_to_refuse(opening: bytes) -> None:
+    deep = opening * (50_000 // len(opening)) + b"\xc0"
+    assert cause_of(wire(payload=msgspec.Raw(deep))) == "malformed"
+    assert cause_of(wire(kind=msgspec.Raw(deep))) == "malformed"
+
+
+@given(st.binary(max_size=300))
+def test_random_bytes_are_refused(data: bytes) -> None:
+    assert cause_of(data) is not None
+
+
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | st.text(max_size=5)
+    | st.binary(max_size=9),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@given(st.sampled_from(["version", "fingerprint", "sender", "sequence", "kind", "payload"]), values)
+def test_any_value_in_any_field_is_read_or_refused(field: str, value: object) -> None:
+    cause_of(wire(**{field: value}))  # raises nothing but what it counts
+
+
+@given(news, st.data())
+def test_a_damaged_message_is_read_or_refused(sent: News, data: st.DataObject) -> None:
+    message = bytearray(encode(PRINT, SENDER, 7, sent))
+    message[data.draw(st.integers(0, len(message) - 1))] ^= data.draw(st.integers(1, 255))
+    cause_of(bytes(message))
+
+
+def test_what_no_receiver_would_take_is_not_sent() -> None:
+    with pytest.raises(Refused, match="oversized"):
+        encode(PRINT, SENDER, 1, News("news", [Delta("w", 1.0, None, tuple(range(9000)))]))
+
+
+# -- batches -------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.builds(Delta, names, epochs, st.none() | blocks, st.sampled_from([(), (1,), tuple(range(1500))]))),
+    st.lists(rows, max_size=20),
+)
+def test_batches_hold_everything_in_order_and_fit(many: list[Delta], row_list: list[Row]) -> None:
+    delta_queue, row_queue = deque(many), deque(row_list)
+    got_deltas: list[Delta] = []
+    got_rows: list[Row] = []
+    while delta_queue or row_queue:
+        batch = take(delta_queue, row_queue)
+        assert batch.deltas or batch.rows
+        assert len(encode("f" * 16, "s" * 16, 2**53, batch)) <= MAX_MESSAGE
+        got_deltas += batch.deltas
+        got_rows += batch.rows
+    assert (got_deltas, got_rows) == (many, row_list)
+
+
+def test_batches_are_bounded_in_work_too() -> None:
+    small = deque(Delta("w", 1.0, None, (1,)) for _ in range(1000))
+    many_rows = deque(Row(f"{n:08x}", 1.0, 1) for n in range(2000))
+    batch = take(small, many_rows)
+    assert (len(batch.deltas), len(batch.rows)) == (MAX_DELTAS, MAX_ROWS)
+
+
+# -- merging -------------------------------------------------------------------------------------------------
+
+Said = tuple[str, int, Kind, dict[str, int]]
+
+
+def view_after(said: list[Said]) -> dict[tuple[str, str], int]:
+    """What a replica believes to be in flight after these messages: (sender, worker) -> count, without zeros."""
+    peers = Peers(8, 3.0)
+    view: dict[tuple[str, str], int] = {}
+    for sender, sequence, kind, counts in said:
+        peers.hear(sender, sequence, 0.0)
+        rows = [Row(worker, 1.0, count) for worker, count in counts.items()]
+        for worker, count in peers.merge(sender, sequence, rows, complete=KINDS[kind]):
+            view[sender, worker] = count
+    return {key: count for key, count in view.items() if count}
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[Said]:
+    """What up to three replicas said, each with its own sequence."""
+    counts = st.dictionaries(st.sampled_from("abcd"), st.integers(0, 3))
+    said: list[Said] = []
+    for sender in ("r1", "r2", "r3"):
+        kinds: list[Kind] = draw(st.lists(st.sampled_from(["news", "news", "heartbeat"]), max_size=6))
+        said += [(sender, sequence, kind, draw(counts)) for sequence, kind in enumerate(kinds, 1)]
+    return said
+
+
+@given(histories(), st.randoms(use_true_random=False))
+def test_order_and_repetition_do_not_matter(said: list[Said], rnd: random.Random) -> None:
+    in_order = view_after(said)
+    jumbled = said + [rnd.choice(said) for _ in said]
+    rnd.shuffle(jumbled)
+    assert view_after(jumbled) == in_order
+
+
+@given(histories())
+def test_in_order_the_last_word_on_each_worker_counts(said: list[Said]) -> None:
+    expected: dict[tuple[str, str], int] = {}
+    for sender, _, kind, counts in said:
+        if KINDS[kind]:
+            expected = {key: count for key, count in expected.items() if key[0] != sender}
+        expected |= {(sender, worker): count for worker, count in counts.items()}
+    assert view_after(said) == {key: count for key, count in expected.items() if count}
+
+
+def test_a_lost_zero_is_healed_by_the_next_heartbeat() -> None:
+    assert view_after([("r", 1, "news", {"a": 2}), ("r", 3, "heartbeat", {})]) == {}
+
+
+def test_holes_in_a_sequence_are_seen_once() -> None:
+    peers = Peers(8, 3.0)
+    heard = [peers.hear("r", sequence, 0.0) for sequence in (1, 2, 5, 4, 5, 6)]
+    assert heard == ["joined", "in_order", "after_hole", "in_order", "in_order", "in_order"]
+    assert [peers.hear("late", sequence, 0.0) for sequence in (10, 11)] == ["found", "in_order"]
+
+
+def test_replicas_expire_leave_and_are_bounded() -> None:
+    peers = Peers(2, 3.0)
+    assert peers.hear("a", 1, 0.0) == "joined"
+    assert peers.hear("b", 1, 2.0) == "joined"
+    assert peers.hear("c", 1, 2.0) == "too_many"
+    assert peers.expire(2.9) == []
+    assert peers.expire(3.0) == ["a"]
+    assert peers.leave("b")
+    assert not peers.leave("b")
+    assert len(peers) == 0
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_memory_is_bounded_by_the_workers_since_the_last_statement(count: int) -> None:
+    peers = Peers(2, 3.0)
+    peers.hear("r", 1, 0.0)
+    for sequence in range(1, 100):
+        peers.merge("r", sequence, [Row(f"w{sequence}", 1.0, count)], complete=False)
+    assert len(peers.merge("r", 100, [], complete=True)) == 99
+    assert peers.merge("r", 101, [], complete=True) == []
