@@ -25,7 +25,6 @@ from router.hashing import fingerprint
 from router.metrics import Metrics, Sample
 from router.settings import Settings
 from router.sync import NoSync, Sync
-from router.workers import passive
 from router.workers.health import State
 from router.workers.probes import Prober
 from router.workers.registry import Registry, Worker
@@ -98,7 +97,7 @@ class Router:
 
     async def start(self) -> None:
         """Begin probing and syncing; returns at once, whatever can't be reached yet."""
-        await self.prober.start()
+        self.prober.start()
         self.sync.start()
         for work in (self._tick(), self._watch_lag()):
             task = asyncio.create_task(work)
@@ -140,7 +139,6 @@ class Router:
             await asyncio.sleep(TICK_SECONDS)
             now = time.monotonic()
             self.index.tick(now)
-            passive.tick(self.registry, now)
             self.protocol.sweep(now)
 
     async def _watch_lag(self) -> None:

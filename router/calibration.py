@@ -54,14 +54,18 @@ class TokenRatios:
             self._sums.popitem(last=False)
 
 
-def judge(predicted: int, usage: Usage | None, unit: int) -> Verdict:
-    """Compare predicted with reported cached tokens; less than a unit or the tolerance is noise."""
+def judge(predicted: int, usage: Usage | None, unit: int, *, at_least: bool = False) -> Verdict:
+    """Compare predicted with reported cached tokens; less than a unit or the tolerance is noise.
+
+    `unit` is the coarser of the engine's and the map's steps in tokens. With `at_least` the prediction is a lower
+    bound, since the map does not look beyond its horizon.
+    """
     if usage is None or usage.cached_tokens is None:
         return Verdict.UNKNOWN
     allowed = max(unit, int(TOLERANCE * usage.prompt_tokens))
     difference = usage.cached_tokens - predicted
     if difference < -allowed:
         return Verdict.FELL_SHORT
-    if difference > allowed:
+    if difference > allowed and not at_least:
         return Verdict.BETTER
     return Verdict.CONFIRMED

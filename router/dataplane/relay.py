@@ -112,7 +112,9 @@ class Relay:
         piece = response.read_nowait()
         if tap is not None:
             tap.feed(piece)
-        self._answered(job, placement, response, tap)
+        pending = tap is not None and tap.only_comments
+        if not pending:
+            self._answered(job, placement, response, tap)
         headers = returned_headers(response.headers)
         length = response.content_length
         if length is not None:
@@ -124,10 +126,13 @@ class Relay:
                 if piece:
                     await client.write(piece, more=True)
                 piece = await response.read()
-                if tap is not None:
-                    tap.feed(piece)
                 if not piece:
                     break
+                if tap is not None:
+                    tap.feed(piece)
+                    if pending and not tap.only_comments:
+                        pending = False
+                        self._answered(job, placement, response, tap)
         except errors.RouterError as error:
             await self._broken(job, placement, tap, error)
             return
@@ -198,7 +203,7 @@ class Relay:
         self._metrics.predicted.inc(labels, predicted)
         if usage.cached_tokens is not None:
             self._metrics.reported.inc(labels, usage.cached_tokens)
-        verdict = judge(predicted, usage, placement.worker.facts.profile.unit)
+        verdict = judge(predicted, usage, placement.step(usage.prompt_tokens), at_least=placement.at_horizon)
         record.verdict = verdict.value
         if verdict is Verdict.FELL_SHORT:
             cause = "restarted" if placement.worker.epoch != placement.epoch else "unknown"

@@ -55,6 +55,14 @@ class Tap:
         return end.endswith((b"\n\n", b"\r\r", b"\r\n\r\n"))
 
     @property
+    def only_comments(self) -> bool:
+        """So far nothing but keep-alive comments, which say that the worker is there and nothing of its answer."""
+        if not self.events or not self.head.startswith(b":"):
+            return self.events and not self.head
+        lines = self.head.replace(b"\r", b"\n").split(b"\n")
+        return len(self.head) < HEAD_BYTES and all(not line or line.startswith(b":") for line in lines)
+
+    @property
     def failed_at_once(self) -> bool:
         """The answer's first event, under status 200, is an error."""
         return self.events and self.head.startswith((b'data: {"error"', b"event: error"))

@@ -14,7 +14,7 @@ from router.affinity import AffinityMap, Delta, Touch
 from router.cachemodel import Resumability, resumable
 from router.calibration import TokenRatios
 from router.errors import ModelNotFound, Unavailable
-from router.hashing import BLOCK_BYTES, block_hashes, chain_start
+from router.hashing import BLOCK_BYTES, DENSE_BLOCKS, block_hashes, chain_start
 from router.policy import POLICIES, Ask, Decision, Match, Reason, SlackTable
 from router.prompt import Form, Prompt
 from router.settings import ModelSettings, Settings
@@ -83,6 +83,16 @@ class Placement:
         hit = resumable(self.worker.facts.profile, int(share * prompt_tokens), prompt_tokens)
         return hit.tokens + hit.wait
 
+    def step(self, prompt_tokens: int) -> int:
+        """The coarser of the engine's and the map's steps, in tokens."""
+        block = BLOCK_BYTES * prompt_tokens // max(1, self.inquiry.prompt.size) + 1
+        return max(block, self.worker.facts.profile.unit)
+
+    @property
+    def at_horizon(self) -> bool:
+        """The match may go on where the map does not look."""
+        return self.decision.match.blocks == DENSE_BLOCKS
+
 
 class Selector:
     """Ties the registry, the map and the policy together; everything it needs is in memory."""
@@ -135,6 +145,7 @@ class Selector:
         free = [worker for worker in candidates if worker.load < worker.slots]
         if not free:
             return None
+        self._turn += 1
         return Placement(self, inquiry, self._choose(inquiry, free, now), now)
 
     def candidates(self, inquiry: Inquiry, now: float, tried: Collection[str] = ()) -> Sequence[Worker]:
@@ -168,7 +179,6 @@ class Selector:
         steering = matches if inquiry.settings.reuse == "on" else {}
         bypass = inquiry.prompt.form not in WITH_PREFIX or inquiry.settings.reuse == "off"
         draw = (self._draw(), self._draw()) if self._settings.policy.name == "power_of_two" else (0.0, 0.0)
-        self._turn += 1
         ask = Ask(len(inquiry.hashes), inquiry.tokens, inquiry.key, draw, self._turn, bypass)
         return self._policy(candidates, steering, ask, self._table)
 

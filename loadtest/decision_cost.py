@@ -1,0 +1,104 @@
+"""Microseconds of a decision: prompt reading, hashing, lookup and choice, claim and record, by size of the body.
+
+`python -m loadtest.decision_cost [--workers N]` prints a table; each figure is the best of several rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import timeit
+from collections.abc import Callable, Sequence
+
+from router.affinity import AffinityMap
+from router.cachemodel import CacheProfile
+from router.calibration import TokenRatios
+from router.hashing import block_hashes, chain_start
+from router.prompt import Form, read_prompt
+from router.settings import Settings
+from router.workers.health import State
+from router.workers.registry import Facts, Model, Registry
+from router.workers.selection import Selector
+
+MODEL = "m"
+SIZES = (1, 8, 32, 64, 512)
+
+
+def body_of(kilobytes: int, messages: int, seed: int = 0) -> bytes:
+    """A chat request of about this many KiB in this many messages."""
+    rng = random.Random(seed)
+    words = ["river", '"quoted"', "stone\n", "mountain", "é", "evening", "through", "a"]
+    piece = kilobytes * 1024 // messages
+    said = []
+    for number in range(messages):
+        text = f"{seed} {number} "
+        while len(text) < piece:
+            text += rng.choice(words) + " "
+        said.append({"role": "user" if number % 2 == 0 else "assistant", "content": text[:piece]})
+    return json.dumps({"model": MODEL, "messages": said, "stream": True}, ensure_ascii=False).encode()
+
+
+def fleet(workers: int) -> Selector:
+    """A selector over ready workers of one model."""
+    registry = Registry()
+    index = AffinityMap(200_000, 5400.0, 10.0)
+    for number in range(workers):
+        worker = registry.add(f"http://10.0.{number // 250}.{number % 250 + 1}:8000", slots=1024)
+        worker.state = State.READY
+        registry.learn(worker, Facts(models={MODEL: Model(MODEL, b"{}", 131_072)}, profile=CacheProfile(enabled=True)))
+        index.set_epoch(worker.id, 1.0)
+    return Selector(Settings(), registry, index, TokenRatios(), random.random)
+
+
+def microseconds(work: Callable[[], object], number: int) -> float:
+    """The best of five rounds."""
+    return min(timeit.repeat(work, number=number, repeat=5)) / number * 1e6
+
+
+def row(kilobytes: int, messages: int, workers: int) -> list[str]:
+    """One line of the table: the follow-up of a prompt that one worker owns, among `workers`."""
+    selector = fleet(workers)
+    body = body_of(kilobytes, messages)
+    start = chain_start(b"", "", MODEL, "")
+    prompt = read_prompt(Form.CHAT, body)
+    inquiry = selector.inquire(prompt)
+    placement = selector.place(inquiry, 1.0)
+    assert placement is not None
+    placement.own(1.0)
+    placement.release()
+
+    def whole() -> None:
+        asked = selector.inquire(read_prompt(Form.CHAT, body))
+        placed = selector.place(asked, 2.0)
+        assert placed is not None
+        placed.own(2.0)
+        placed.release()
+
+    number = 100 if kilobytes > 100 else 500
+    times = (
+        microseconds(lambda: read_prompt(Form.CHAT, body), number),
+        microseconds(lambda: block_hashes(prompt.prefix, start), number),
+        microseconds(lambda: selector.index.match(inquiry.hashes, 2.0), number),
+        microseconds(lambda: selector.preview(inquiry, 2.0), number),
+        microseconds(whole, number),
+    )
+    return [f"{kilobytes} KB", str(messages), str(len(inquiry.hashes)), *(f"{time:.1f}" for time in times)]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workers", type=int, default=8)
+    options = parser.parse_args(argv)
+    print("| body | messages | blocks | read | hash | lookup | match and choose | everything, with claim and record |")
+    print("|---|---|---|---|---|---|---|---|")
+    for kilobytes in SIZES:
+        for messages in (1, 20):
+            print("| " + " | ".join(row(kilobytes, messages, options.workers)) + " |")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
