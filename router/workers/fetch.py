@@ -114,14 +114,19 @@ class _Reply:
         self.framed = self.framed or name.lower() in (b"content-length", b"transfer-encoding")
 
     def on_headers_complete(self) -> None:
-        self.status = self.parser.get_status_code()
+        if not self.done:  # what follows an answer is nobody's
+            self.status = self.parser.get_status_code()
 
     def on_body(self, part: bytes) -> None:
+        if self.done:
+            return
         self.size += len(part)
-        if self.size <= self.limit and not self.done:
+        if self.size <= self.limit:
             self.parts.append(part)
 
     def on_message_complete(self) -> None:
+        if self.done:
+            return
         if self.status >= 200:
             self.done = True
         else:
@@ -141,7 +146,7 @@ async def _read_answer(reader: asyncio.StreamReader, limit: int) -> Answer:
         except httptools.HttpParserUpgrade:
             raise FetchError("not HTTP") from None
         except httptools.HttpParserError:
-            if not reply.done:  # bytes after the answer are nobody's
+            if not reply.done:
                 raise
         if reply.size > limit:
             raise FetchError(f"answer over {limit} bytes")
