@@ -50,7 +50,7 @@ def main() -> int:
     except ValueError as error:
         print(f"simworker: {error}", file=sys.stderr)
         return 2
-    # What is loaded by now stays; collecting it again and again costs a third of the time of a small request.
+    # What is loaded by now stays: the collector need not walk through it again and again.
     gc.freeze()
     try:
         uvloop.run(serve(config, arguments.count, exit_with_parent=arguments.exit_with_parent))

@@ -52,6 +52,16 @@ def invalid_body(message: str, param: str | None = None) -> ApiError:
     return ApiError(400, message, param=param, kind="Bad Request")
 
 
+def stream_error(path: str) -> tuple[bytes, ...]:
+    """The last events of a stream whose engine fails under way; the responses route breaks off without any."""
+    if path.startswith("/v1/responses"):
+        return ()
+    error = ApiError(500, "scripted failure")
+    if path.startswith("/v1/messages"):
+        return (b"event: error\ndata: " + error.body("anthropic") + b"\n\n",)
+    return (b"data: " + error.body() + b"\n\n", b"data: [DONE]\n\n")
+
+
 def pieces(count: int, seed: int, echo: str | None) -> list[str]:
     """`count` tokens of text, the same for the same seed; the first carries what is to be echoed."""
     if count <= 0:

@@ -16,6 +16,7 @@ from loadtest.simworker.exchange import Exchange
 from loadtest.simworker.faults import Action, Stage
 from loadtest.simworker.http import Request, response_head
 from loadtest.simworker.records import Record
+from loadtest.simworker.watch import Watch
 
 MAX_PIPELINED = 64
 # Time for the peer to take what was written before a scripted RST throws the rest away.
@@ -30,6 +31,7 @@ class Host(Protocol):
     keep_alive_seconds: float
     max_body_bytes: int
     aborted: int
+    watch: Watch
 
     def opened(self, connection: Connection) -> int:
         """Count it; returns its number."""
@@ -40,7 +42,7 @@ class Host(Protocol):
 
     def complete_record(self, record: Record, body: bytes) -> None: ...
 
-    def fault_at(self, stage: Stage, request: Request | None) -> Action | None: ...
+    def fault_at(self, stage: Stage, request: Request | None, ordinal: int) -> Action | None: ...
 
     def handle(self, exchange: Exchange, action: Action | None) -> Coroutine[object, object, None] | None:
         """Answer at once, or return what will."""
@@ -90,7 +92,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self.number = self._host.opened(self)
-        action = self._host.fault_at("connect", None)
+        action = self._host.fault_at("connect", None, 0)
         if action is None:
             return
         self._closing = True
@@ -105,8 +107,10 @@ class Connection(asyncio.Protocol):
         self._idle_since = None
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._refuse(400, _INVALID)
+        except httptools.HttpParserUpgrade as upgrade:
+            # The engine's server takes no upgrades and goes on as if none had been asked for.
+            self._parser = httptools.HttpRequestParser(self)
+            self.data_received(data[int(upgrade.args[0]) :])
         except httptools.HttpParserError:
             if not self._closing:
                 self._refuse(400, _INVALID)
@@ -157,7 +161,7 @@ class Connection(asyncio.Protocol):
         self._ordinal += 1
         incoming.request = request
         incoming.record = self._host.new_record(self.number, self._ordinal, incoming.begun_at, request)
-        action = self._host.fault_at("head", request)
+        action = self._host.fault_at("head", request, self._ordinal)
         if action is not None:
             self._enqueue_early(action)
         elif incoming.expects and self._current is None:
@@ -181,7 +185,7 @@ class Connection(asyncio.Protocol):
         request = incoming.request
         request.body = incoming.chunks[0] if len(incoming.chunks) == 1 else b"".join(incoming.chunks)
         self._host.complete_record(incoming.record, request.body)
-        self._queue.append((request, incoming.record, self._host.fault_at("request", request)))
+        self._queue.append((request, incoming.record, self._host.fault_at("request", request, self._ordinal)))
         if self._current is None:
             self._start_next()
         elif len(self._queue) >= MAX_PIPELINED and not self._reading_paused:
@@ -214,6 +218,7 @@ class Connection(asyncio.Protocol):
 
     def exchange_finished(self, exchange: Exchange) -> None:
         self._current = None
+        self._host.watch.notify()
         if not exchange.request.keep_alive:
             self._closing = True
             self._transport.close()
@@ -242,8 +247,9 @@ class Connection(asyncio.Protocol):
             self._host.aborted += 1
         if self._current is not None:
             current, self._current = self._current, None
-            current.client_left(now)
             self._host.aborted += 1
+            current.client_left(now)
+        self._host.watch.notify()
 
     # -- writing and ending
 
@@ -256,6 +262,7 @@ class Connection(asyncio.Protocol):
 
     def die(self, *, rst: bool, settle: bool = False) -> None:
         self._current = None
+        self._host.watch.notify()
         self._closing = True
         if not rst:
             self._transport.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from loadtest.simworker.engine import Engine, Phase, Sequence
 from loadtest.simworker.outlet import ResponseOver
@@ -13,8 +13,9 @@ from loadtest.simworker.outlet import ResponseOver
 class Driver:
     """The only one who calls the engine with the time of day."""
 
-    def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop, on_change: Callable[[], None]) -> None:
         self.engine = engine
+        self._on_change = on_change
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
         self._due: float | None = None
@@ -60,12 +61,15 @@ class Driver:
                 self._waiters.pop(number, None)
 
     def close(self) -> None:
+        """Abort everything, for good."""
+        self.reset()
         if self._timer is not None:
             self._timer.cancel()
 
     def _changed(self, changed: list[Sequence]) -> None:
         if self._waiters:
             self._wake(changed)
+        self._on_change()
         due = self.engine.next_time()
         if due == self._due:
             return

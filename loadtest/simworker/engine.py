@@ -101,11 +101,11 @@ class Engine:
 
     def emitted(self, sequence: Sequence, now: float) -> int:
         """Tokens of the sequence that exist by `now`."""
-        if now < sequence.first_token_at or sequence.first_token_at == 0.0:
-            return 0
         step = self.step_seconds
-        if step <= 0:
+        if sequence.phase is Phase.DONE or (sequence.phase is Phase.DECODE and step <= 0):
             return sequence.output_tokens
+        if sequence.phase is not Phase.DECODE:
+            return 0
         # The small term keeps a caller that wakes exactly on time from finding one token less.
         return min(int((now - sequence.first_token_at) / step + 1e-6) + 1, sequence.output_tokens)
 

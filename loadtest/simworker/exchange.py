@@ -9,6 +9,7 @@ from typing import Protocol
 
 import msgspec
 
+from loadtest.simworker.answers import stream_error
 from loadtest.simworker.faults import Action
 from loadtest.simworker.http import EVENT_STREAM, JSON, Headers, Request, response_head
 from loadtest.simworker.outlet import CutOutlet, Outlet, ResponseOver
@@ -47,7 +48,7 @@ class Exchange:
 
     def script(self, action: Action, loop: asyncio.AbstractEventLoop) -> None:
         """Let the action act in the middle of the coming answer."""
-        self.outlet = CutOutlet(self, action, loop)
+        self.outlet = CutOutlet(self, action, loop, stream_error(self.request.path))
         self.record.fault = action.kind
 
     # -- for handlers

@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from loadtest.simworker.http import Request
+
 Kind = Literal["refuse", "stall", "reset", "close", "end", "stream_error", "raw", "status"]
 Stage = Literal["connect", "head", "request"]
 MAX_RULES = 1000
@@ -16,12 +18,15 @@ MAX_RULES = 1000
 class Action(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
     """What happens.
 
-    refuse: reset the connection and take no new ones for `seconds`. stall: send nothing for `seconds` (none: until the
-    client leaves). reset, close: end the connection with RST or FIN. end: finish the framing early, as if complete.
-    stream_error: the error event and [DONE] of a failing engine. All of these act at a place in the answer: `after` n
-    of `unit`, and `extra` bytes further (bytes of the whole response, bytes of the body, or writes of a stream).
-    raw: send exactly these bytes instead of an answer, `then` close, reset or keep. status: this answer instead.
-    `delay` seconds pass before anything else, with nothing sent.
+    refuse: reset the connection and take no new ones for `seconds`.
+
+    These act at a place in the answer, `after` n of `unit` (bytes of the whole response, bytes of the body, or writes
+    of a stream), and `extra` bytes further. stall: send nothing for `seconds` (none: until the client leaves). reset,
+    close: end the connection with RST or FIN. end: finish the framing early, as if complete. stream_error: what a
+    failing engine sends last.
+
+    raw: send exactly these bytes, `then` close or reset, or keep the connection, or go on with the answer. status:
+    this answer instead. `delay` seconds pass before anything else, with nothing sent.
     """
 
     kind: Kind
@@ -35,7 +40,7 @@ class Action(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=Tr
     body_bytes: int = 0
     text: str = ""
     base64: str = ""
-    then: Literal["close", "reset", "keep"] = "close"
+    then: Literal["close", "reset", "keep", "answer"] = "close"
     delay: float = 0.0
 
     def __post_init__(self) -> None:
@@ -69,7 +74,8 @@ class Rule(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """An action for the matching requests from the `nth` on, `times` of them (none: for ever).
 
     `path` is exact, or a beginning when it ends in `*`; without one, POST requests match and probes do not.
-    `header` is the value of x-sim-fault, `body` a part of the body. `at`: as the connection opens, once the head is
+    `header` is the value of x-sim-fault, `body` a part of the body, `ordinal` the request's place on its connection,
+    from 1. `at`: as the connection opens, once the head is
     read (the body is not), or once the request is complete.
     """
 
@@ -79,25 +85,45 @@ class Rule(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     header: str | None = None
     body: str | None = None
     at: Stage = "request"
+    ordinal: int | None = None
     nth: int = 1
     times: int | None = 1
     seen: int = 0
     used: int = 0
 
-    def matches(self, method: str, path: str, header: str | None, body: bytes) -> bool:
+    def __post_init__(self) -> None:
+        if self.at == "connect" and self.action.kind not in ("raw", "reset", "close", "stall"):
+            raise ValueError("as a connection opens there can only be raw, reset, close or stall")
+
+    def matches(self, request: Request, ordinal: int) -> bool:
+        if not self._matches_path(request):
+            return False
+        if self.method is not None and request.method != self.method:
+            return False
+        if self.ordinal is not None and ordinal != self.ordinal:
+            return False
+        if self.header is not None and request.header(b"x-sim-fault") != self.header:
+            return False
+        return self.body is None or self.body.encode() in request.body
+
+    def _matches_path(self, request: Request) -> bool:
         if self.path is None:
-            if method != "POST":
-                return False
-        elif self.path.endswith("*"):
-            if not path.startswith(self.path[:-1]):
-                return False
-        elif path != self.path:
+            return request.method == "POST"
+        if self.path.endswith("*"):
+            return request.path.startswith(self.path[:-1])
+        return request.path == self.path
+
+    def take(self) -> bool:
+        """Count a match; True when it is this one's turn."""
+        self.seen += 1
+        if self.seen < self.nth:
             return False
-        if self.method is not None and method != self.method:
-            return False
-        if self.header is not None and header != self.header:
-            return False
-        return self.body is None or self.body.encode() in body
+        self.used += 1
+        return True
+
+    @property
+    def spent(self) -> bool:
+        return self.times is not None and self.used >= self.times
 
 
 class FaultTable:
@@ -118,19 +144,21 @@ class FaultTable:
         self.rules.clear()
         self._stages.clear()
 
-    def pick(self, at: Stage, method: str, path: str, header: str | None, body: bytes) -> Action | None:
+    def pick(self, at: Stage, request: Request, ordinal: int) -> Action | None:
         if at not in self._stages:
             return None
         for rule in self.rules:
-            if rule.at != at or (rule.times is not None and rule.used >= rule.times):
-                continue
-            if at != "connect" and not rule.matches(method, path, header, body):
-                continue
-            rule.seen += 1
-            if rule.seen < rule.nth:
-                continue
-            rule.used += 1
-            return rule.action
+            if rule.at == at and not rule.spent and rule.matches(request, ordinal) and rule.take():
+                return rule.action
+        return None
+
+    def pick_for_connection(self) -> Action | None:
+        """The action for a connection that opens; nothing about requests is known yet."""
+        if "connect" not in self._stages:
+            return None
+        for rule in self.rules:
+            if rule.at == "connect" and not rule.spent and rule.take():
+                return rule.action
         return None
 
     def _extend(self, rules: Iterable[Rule]) -> None:

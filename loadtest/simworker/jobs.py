@@ -83,7 +83,7 @@ class Job:
             for index, sequence in enumerate(self.sequences):
                 if sequence.phase is Phase.ABORTED:
                     raise ResponseOver
-                until = min(self._available(sequence, now), sent[index] + _BATCH)
+                until = min(self.driver.engine.emitted(sequence, now), sent[index] + _BATCH)
                 if until > sent[index]:
                     new.append((index, sent[index], until))
                     left -= until - sent[index]
@@ -92,11 +92,6 @@ class Job:
                 yield new
             else:
                 await self.driver.change(self.sequences, self._next(sent))
-
-    def _available(self, sequence: Sequence, now: float) -> int:
-        if sequence.phase is Phase.DONE:
-            return sequence.output_tokens
-        return self.driver.engine.emitted(sequence, now) if sequence.phase is Phase.DECODE else 0
 
     def _next(self, sent: list[int]) -> float | None:
         step = self.driver.engine.step_seconds

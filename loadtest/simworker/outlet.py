@@ -8,9 +8,6 @@ from typing import Protocol
 from loadtest.simworker.faults import Action
 from loadtest.simworker.http import LAST_CHUNK, chunk
 
-ERROR_EVENT = (
-    b'data: {"error": {"message": "scripted failure", "type": "InternalServerError", "param": null, "code": 500}}\n\n'
-)
 DONE_EVENT = b"data: [DONE]\n\n"
 
 
@@ -71,11 +68,13 @@ class Outlet:
 class CutOutlet(Outlet):
     """Lets the response pass up to the place the action names; what comes after a stall waits here."""
 
-    __slots__ = ("_action", "_count", "_fired", "_held", "_loop", "_over", "_resumed", "_timer", "_total")
+    __slots__ = ("_action", "_count", "_error", "_fired", "_held", "_loop", "_over", "_resumed", "_timer", "_total")
 
-    def __init__(self, wire: Wire, action: Action, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, wire: Wire, action: Action, loop: asyncio.AbstractEventLoop, error: tuple[bytes, ...]) -> None:
+        """`error`: the events of a stream whose engine fails."""
         super().__init__(wire)
         self._action = action
+        self._error = error
         self._loop = loop
         self._count = 0
         self._total = action.after + action.extra
@@ -178,7 +177,7 @@ class CutOutlet(Outlet):
             self._wire.die(rst=kind == "reset")
             return
         if self._chunked:
-            self._wire.write(b"".join(map(chunk, (ERROR_EVENT, DONE_EVENT))) if kind == "stream_error" else b"")
+            self._wire.write(b"".join(map(chunk, self._error)) if kind == "stream_error" else b"")
             self._wire.write(LAST_CHUNK)
         self._wire.finished()
 

@@ -29,11 +29,16 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 
 class SimProcess:
-    """`with SimProcess(SimConfig(...)) as worker:` runs one worker in its own process."""
+    """`with SimProcess(SimConfig(...)) as worker:` runs one worker in its own process.
 
-    def __init__(self, config: SimConfig | None = None) -> None:
+    With `count` it runs several there, at `urls`; the rest speaks of the first of them.
+    """
+
+    def __init__(self, config: SimConfig | None = None, *, count: int = 1) -> None:
         self.config = config or SimConfig()
+        self.count = count
         self.port = self.config.port
+        self.urls: list[str] = []
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> SimProcess:
@@ -63,8 +68,9 @@ class SimProcess:
     def launch(self) -> None:
         """Start the process without waiting. Once it has had a port it keeps to it."""
         words = [sys.executable, "-m", "loadtest.simworker", "--exit-with-parent", *to_arguments(self.config)]
-        if self.port != self.config.port:
+        if self.port != self.config.port and self.count == 1:
             words += ["--port", str(self.port)]
+        words += ["--count", str(self.count)]
         paths = [str(_ROOT), os.environ.get("PYTHONPATH", "")]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         self._process = subprocess.Popen(
@@ -72,12 +78,13 @@ class SimProcess:
         )
 
     def wait_ready(self) -> None:
-        """Raises RuntimeError when no line comes in time."""
-        line = _first_line(self._running(), time.monotonic() + START_SECONDS)
-        if not line.startswith("listening http://"):
+        """Raises RuntimeError when the lines do not come in time."""
+        lines = _lines(self._running(), self.count, time.monotonic() + START_SECONDS)
+        self.urls = [line.removeprefix("listening ") for line in lines if line.startswith("listening http://")]
+        if len(self.urls) < self.count:
             self.kill()
-            raise RuntimeError(f"worker process did not start: {line!r}")
-        self.port = int(line.rpartition(":")[2])
+            raise RuntimeError(f"worker process did not start: {lines!r}")
+        self.port = int(self.urls[0].rpartition(":")[2])
 
     def stop(self) -> None:
         """SIGTERM, and SIGKILL when that does not help."""
@@ -177,15 +184,15 @@ def start_workers(count: int, config: SimConfig | None = None) -> Iterator[list[
             worker.stop()
 
 
-def _first_line(process: subprocess.Popen[bytes], deadline: float) -> str:
+def _lines(process: subprocess.Popen[bytes], count: int, deadline: float) -> list[str]:
     assert process.stdout is not None
     descriptor = process.stdout.fileno()
     text = b""
-    while b"\n" not in text:
+    while text.count(b"\n") < count:
         left = deadline - time.monotonic()
         ready, _, _ = select.select([descriptor], [], [], max(left, 0))
         data = os.read(descriptor, 4096) if ready else b""
         if not data:
             break
         text += data
-    return text.partition(b"\n")[0].decode()
+    return text.decode().splitlines()

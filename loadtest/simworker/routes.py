@@ -118,6 +118,10 @@ def dispatch(worker: SimWorker, exchange: Exchange) -> Work | None:
         refused = invalid_body(str(error))
         exchange.reply(refused.status, refused.body())
         return None
+    except Exception:
+        print(traceback.format_exc(), file=sys.stderr)
+        exchange.reply(500, ApiError(500, "the simulation failed").body(route.form))
+        return None
     return None if work is None else _guarded(exchange, work, route.form)
 
 

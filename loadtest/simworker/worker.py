@@ -6,7 +6,7 @@ import asyncio
 import random
 import socket
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from types import TracebackType
 from typing import Any
 
@@ -14,7 +14,7 @@ import msgspec
 
 from loadtest.simworker import routes
 from loadtest.simworker.answers import ApiError, invalid_body
-from loadtest.simworker.cache import BlockCache
+from loadtest.simworker.cache import BlockCache, PrefixCache
 from loadtest.simworker.config import SimConfig
 from loadtest.simworker.connection import Connection
 from loadtest.simworker.driver import Driver
@@ -28,6 +28,7 @@ from loadtest.simworker.records import Record, RecordRing
 from loadtest.simworker.render import GenerateBody
 from loadtest.simworker.responses import ResponseStore
 from loadtest.simworker.tokens import Prompt, Tokenizer
+from loadtest.simworker.watch import Watch
 
 BACKLOG = 2048
 STOP_SECONDS = 5.0
@@ -41,6 +42,7 @@ class SimWorker:
     def __init__(self, config: SimConfig | None = None) -> None:
         self.config = config or SimConfig()
         self.faults = FaultTable()
+        self.watch = Watch()
         self.requests = RecordRing(self.config.max_records, self.config.max_record_bytes)
         self.routes = routes.table(self.config)
         self.tokenizer = Tokenizer(self.config.block_size)
@@ -61,7 +63,6 @@ class SimWorker:
         self._placeholder: socket.socket | None = None
         self._reopen: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._gone = asyncio.Event()
 
     # -- life
 
@@ -94,9 +95,7 @@ class SimWorker:
         self.drop_connections()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=STOP_SECONDS)
-        if self.connections:
-            self._gone.clear()
-            await asyncio.wait_for(self._gone.wait(), STOP_SECONDS)
+        await self.until(lambda: not self.connections)
 
     def restart(self) -> None:
         """Another life of the worker at the same address: empty cache, counters at 0, connections reset."""
@@ -141,12 +140,11 @@ class SimWorker:
 
     def _new_engine(self) -> None:
         config = self.config
-        cache = BlockCache(config.block_size, config.num_gpu_blocks, enabled=config.enable_prefix_caching)
         rates = Rates(
             config.prefill_tokens_per_second, config.decode_seconds_per_token, config.time_scale, config.max_num_seqs
         )
-        self.engine = Engine(cache, rates, caching=config.enable_prefix_caching)
-        self.driver = Driver(self.engine, self._loop)
+        self.engine = Engine(_make_cache(config), rates, caching=config.enable_prefix_caching)
+        self.driver = Driver(self.engine, self._loop, self.watch.notify)
         self.jobs = Jobs(self, self.driver)
         self.started_at = time.time()
         self.instance_id = time.time_ns()
@@ -170,6 +168,10 @@ class SimWorker:
         self.background(self.accept())
 
     # -- for tests
+
+    async def until(self, condition: Callable[[], bool], seconds: float = STOP_SECONDS) -> None:
+        """Wait until something about this worker holds. Raises TimeoutError."""
+        await self.watch.until(condition, seconds)
 
     @property
     def calls(self) -> list[Record]:
@@ -204,12 +206,12 @@ class SimWorker:
     def opened(self, connection: Connection) -> int:
         self.connections.add(connection)
         self._connection_count += 1
+        self.watch.notify()
         return self._connection_count
 
     def lost(self, connection: Connection) -> None:
         self.connections.discard(connection)
-        if not self.connections:
-            self._gone.set()
+        self.watch.notify()
 
     def new_record(self, connection: int, ordinal: int, now: float, request: Request) -> Record:
         if request.path.startswith("/sim/"):
@@ -225,19 +227,18 @@ class SimWorker:
         record.body_bytes = len(body)
         if self.config.record_bodies and record.number:
             self.requests.keep_body(record, body)
+        self.watch.notify()
 
-    def fault_at(self, stage: Stage, request: Request | None) -> Action | None:
+    def fault_at(self, stage: Stage, request: Request | None, ordinal: int) -> Action | None:
         if request is None:
-            return self.faults.pick(stage, "", "", None, b"")
+            return self.faults.pick_for_connection()
         if request.path.startswith("/sim/"):
             return None
         if self.config.allow_fault_headers and stage == "request":
             scripted = request.header(b"x-sim-fault")
             if scripted is not None and scripted.startswith("{"):
                 return _action_of(scripted)
-        if not self.faults.rules:
-            return None
-        return self.faults.pick(stage, request.method, request.path, request.header(b"x-sim-fault"), request.body)
+        return self.faults.pick(stage, request, ordinal)
 
     def handle(self, exchange: Exchange, action: Action | None) -> Work | None:
         if self.config.request_id_headers:
@@ -263,6 +264,9 @@ class SimWorker:
         if action.kind == "refuse":
             self.refuse(_REFUSE_SECONDS if action.seconds is None else action.seconds)
             exchange.die(rst=True)
+        elif action.kind == "raw" and action.then == "answer":
+            exchange.write(action.raw_bytes)
+            return routes.dispatch(self, exchange)
         elif action.kind == "raw":
             self._raw(exchange, action)
         else:
@@ -272,10 +276,10 @@ class SimWorker:
 
     def _raw(self, exchange: Exchange, action: Action) -> None:
         exchange.write(action.raw_bytes)
-        if action.then != "keep":
+        if action.then == "keep":
+            exchange.finished()
+        else:
             exchange.die(rst=action.then == "reset")
-            return
-        exchange.finished()
 
     # -- for handlers
 
@@ -309,6 +313,11 @@ class SimWorker:
         if any(not 0 <= number < 1 << 32 for number in ids):
             raise invalid_body("token ids must not be negative", "prompt")
         return self.tokenizer.ids(ids, start)
+
+
+def _make_cache(config: SimConfig) -> PrefixCache:
+    """The cache this configuration asks for."""
+    return BlockCache(config.block_size, config.num_gpu_blocks, enabled=config.enable_prefix_caching)
 
 
 def _action_of(scripted: str) -> Action:

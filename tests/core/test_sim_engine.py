@@ -177,9 +177,10 @@ def test_every_request_ends_and_nothing_is_left(plan: list[tuple[float, int, int
         asked = sequence(range(size), output)
         played.submit(asked, at)
         submitted.append(asked)
-    for asked, (_, _, _, patience) in zip(submitted, sorted(plan), strict=True):
-        if patience < 2.5:
-            played.abort(asked, 5.0 + patience)
+    impatient = [(5.0 + patience, asked) for asked, (*_, patience) in zip(submitted, sorted(plan), strict=True)]
+    for at, asked in sorted(impatient, key=lambda pair: pair[0]):
+        if at < 7.5:
+            played.abort(asked, at)
     run(played)
     assert all(asked.over for asked in submitted)
     assert (played.running, played.waiting, played.cache.usage) == (0, 0, 0.0)

@@ -168,7 +168,7 @@ async def test_the_error_event_of_a_failing_engine(served: Served) -> None:
     peer = await Peer.open(served.port, post(STREAM))
     got = await peer.until(b"\r\n0\r\n\r\n")
     assert got.count(b"data: ") == 3
-    assert b'data: {"error": {' in got
+    assert b'data: {"error":{' in got
     assert b"data: [DONE]" in got
     await peer.close()
 
