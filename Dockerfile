@@ -1,0 +1,26 @@
+# prefix-router and, for trying it out, its simulated vLLM worker (python -m loadtest.simworker). No secret belongs in
+# an image: keys come at run time, as ROUTER_AUTH__... variables or in a mounted file.
+
+FROM python:3.11-slim AS build
+WORKDIR /src
+COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY router router
+COPY loadtest loadtest
+# Wheels only, so that the second step installs what the first one has chosen and nothing else.
+RUN pip wheel --no-cache-dir --wheel-dir /wheels --constraint constraints.txt . \
+    && pip install --no-cache-dir --no-index --find-links /wheels --prefix /install /wheels/prefix_router-*.whl
+
+FROM python:3.11-slim
+RUN useradd --system --uid 10001 --no-create-home --shell /usr/sbin/nologin router
+COPY --from=build /install /usr/local
+ENV PYTHONUNBUFFERED=1
+USER 10001
+WORKDIR /tmp
+EXPOSE 8080
+# Python has what it takes; curl would be one more package to keep up to date.
+HEALTHCHECK --interval=5s --timeout=3s --start-period=10s --retries=3 \
+    CMD ["python", "-c", "import os, urllib.request as u; u.urlopen(f\"http://127.0.0.1:{os.environ.get('ROUTER_PORT', '8080')}/health\", timeout=2)"]
+# It drains on SIGTERM, which takes up to timeouts.drain_delay + timeouts.drain seconds: give it those.
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["prefix-router"]
+CMD ["serve", "--host", "0.0.0.0"]
