@@ -178,13 +178,14 @@ class _Probe:
         """Until the next probe is due or, a little after the start of the last one, somebody asks for it."""
         loop = asyncio.get_running_loop()
         interval = self._health.interval
+        spacing = min(CONFIRM_SECONDS, interval)
         seconds = self._streak.pause(self.worker.state, interval) * (0.9 + 0.2 * self._prober.draw())
         try:
-            async with asyncio.timeout_at(max(began + seconds, loop.time() + interval / 10)):
+            async with asyncio.timeout_at(max(began + seconds, loop.time() + spacing / 2)):
                 await self.poked.wait()
         except TimeoutError:
             return
-        await asyncio.sleep(max(0.0, began + min(CONFIRM_SECONDS, interval) - loop.time()))
+        await asyncio.sleep(max(0.0, began + spacing - loop.time()))
 
     async def _look(self) -> None:
         """One probe, from the first question to what follows from the answers."""
