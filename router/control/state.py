@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from bisect import bisect_left
 from collections import Counter
@@ -36,6 +37,8 @@ class State:
 
     def __init__(self, context: ControlContext) -> None:
         self._context = context
+        # Behind a balancer, one page may be answered by several replicas in turn.
+        self._replica = secrets.token_hex(4)
         self._made_at = float("-inf")
         self._body = b""
 
@@ -53,6 +56,7 @@ class State:
         ttft = context.metrics.ttft_seconds
         return {
             "at": round(time.time(), 3),
+            "replica": self._replica,
             "draining": context.is_draining(),
             "ready": not context.is_draining() and any(map(can_serve, context.registry)),
             "policy": context.settings.policy.name,
