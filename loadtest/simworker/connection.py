@@ -128,6 +128,7 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._writable = asyncio.Event()
+        self._host.watch.notify()
 
     def resume_writing(self) -> None:
         if self._writable is not None:

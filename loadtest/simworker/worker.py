@@ -220,6 +220,7 @@ class SimWorker:
         record.method = request.method
         record.target = request.target
         record.headers = request.headers
+        self.watch.notify()
         return record
 
     def complete_record(self, record: Record, body: bytes) -> None:

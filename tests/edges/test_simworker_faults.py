@@ -212,7 +212,7 @@ async def test_a_stall_inside_the_body_lasts_until_the_client_leaves(served: Ser
         await asyncio.sleep(0.01)
     assert record.outcome == "aborted"
     assert record.aborted_at is not None
-    assert 0 <= record.aborted_at - left < 0.2
+    assert 0 <= record.aborted_at - left < 0.5
 
 
 async def test_a_stall_inside_a_stream_goes_on(served: Served) -> None:
@@ -245,6 +245,31 @@ async def test_raw_bytes_on_a_connection_that_stays(served: Served) -> None:
     assert await peer.silent(0.05)
     peer.writer.write(post(CHAT))
     assert await peer.read(15) == b"HTTP/1.1 200 OK"
+    await peer.close()
+
+
+async def test_informational_answers_before_the_answer(served: Served) -> None:
+    early = "HTTP/1.1 103 Early Hints\r\n\r\n"
+    await served.add({"action": {"kind": "raw", "text": early * 3, "then": "answer"}})
+    peer = await Peer.open(served.port, post(CHAT))
+    got = await peer.until(b"HTTP/1.1 200 OK\r\n")
+    assert got.count(b"HTTP/1.1 103 ") == 3
+    await peer.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "last"),
+    [
+        ("/v1/messages", {**STREAM}, b'event: error\ndata: {"type":"error",'),
+        ("/v1/responses", {"input": "x", "stream": True}, b"event: response.created\n"),
+    ],
+)
+async def test_failing_engines_in_other_forms(served: Served, path: str, body: dict[str, Any], last: bytes) -> None:
+    await served.add({"action": {"kind": "stream_error", "unit": "event", "after": 1}})
+    peer = await Peer.open(served.port, post(body, path))
+    got = await peer.until(b"\r\n0\r\n\r\n")
+    assert last in got
+    assert b"[DONE]" not in got
     await peer.close()
 
 
@@ -314,6 +339,14 @@ async def test_matching_by_body_header_and_path(served: Served) -> None:
     assert await statuses(served, *requests) == [200, 418, 200, 200, 418, 418, 418]
 
 
+async def test_the_second_request_of_a_connection(served: Served) -> None:
+    await served.add({"ordinal": 2, "action": {"kind": "close"}})
+    assert await statuses(served, post(CHAT), post(CHAT)) == [200, 200]
+    peer = await Peer.open(served.port, post(CHAT) + post(CHAT))
+    got, _ = await peer.rest()
+    assert got.count(b"HTTP/1.1 200 OK") == 1
+
+
 async def test_a_request_may_carry_its_own_fault(served: Served) -> None:
     own = 'x-sim-fault: {"kind":"status","status":507}\r\n'
     bad = 'x-sim-fault: {"kind":"nonsense"}\r\n'
@@ -381,7 +414,14 @@ async def test_refusing_from_outside() -> None:
 
 
 async def test_rules_are_checked(served: Served) -> None:
-    for rule in ({"kind": "x"}, {"action": {"kind": "stall", "seconds": -1}}, {"action": {"kind": "stall"}, "pth": 1}):
+    rules: list[object] = [
+        {"kind": "x"},
+        {"action": {"kind": "stall", "seconds": -1}},
+        {"action": {"kind": "status", "status": 100}},
+        {"action": {"kind": "stall"}, "pth": 1},
+        {"action": {"kind": "status"}, "at": "connect"},
+    ]
+    for rule in rules:
         assert await statuses(served, post([rule], "/sim/faults")) == [400]
     with pytest.raises(ValueError, match="more than"):
         SimWorker().faults.add(*[Rule(action=Action(kind="reset"))] * 1001)

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +34,6 @@ def post(body: dict[str, Any], path: str = "/v1/chat/completions", extra: str = 
 
 def chat(words: int = 10, **fields: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": "word " * words}], "max_tokens": 4, **fields}
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(2500):
-        if condition():
-            return
-        await asyncio.sleep(0.002)
-    raise TimeoutError
 
 
 @contextlib.asynccontextmanager
@@ -72,21 +64,21 @@ async def test_a_client_that_leaves_is_seen_at_once(place: str, stream: bool) ->
     async with SimWorker(SLOW) as worker, connected(worker.port) as (_, ahead):
         if place == "queue":
             ahead.write(post(chat(30_000)))
-            await until(lambda: worker.engine.running == 1)
+            await worker.until(lambda: worker.engine.running == 1)
         words = {"queue": 10, "prefill": 30_000, "decode": 10}[place]
         async with connected(worker.port) as (_, writer):
             writer.write(post(chat(words, stream=stream, max_tokens=400)))
-            await until(lambda: len(worker.calls) == 1 + (place == "queue"))
-            await until(lambda: worker.engine.waiting + worker.engine.running == 1 + (place == "queue"))
+            await worker.until(lambda: len(worker.calls) == 1 + (place == "queue"))
+            await worker.until(lambda: worker.engine.waiting + worker.engine.running == 1 + (place == "queue"))
             if place == "decode":
-                await until(lambda: bool(worker.engine.totals.prompt_tokens))
+                await worker.until(lambda: bool(worker.engine.totals.prompt_tokens))
                 await asyncio.sleep(0.05)
             left = time.monotonic()
-        await until(lambda: worker.aborted == 1)
+        await worker.until(lambda: worker.aborted == 1)
         record = worker.calls[-1]
         assert record.outcome == "aborted"
         assert record.aborted_at is not None
-        assert 0 <= record.aborted_at - left < 0.1
+        assert 0 <= record.aborted_at - left < 0.5
         assert worker.engine.waiting == 0
         assert worker.engine.running == (place == "queue")
 
@@ -95,16 +87,16 @@ async def test_half_a_close_counts_as_leaving() -> None:
     async with SimWorker(SLOW) as worker, connected(worker.port) as (_, writer):
         writer.write(post(chat(30_000)))
         writer.write_eof()
-        await until(lambda: worker.aborted == 1)
-        await until(lambda: not worker.connections)
+        await worker.until(lambda: worker.aborted == 1)
+        await worker.until(lambda: not worker.connections)
 
 
 async def test_a_client_that_leaves_inside_its_body() -> None:
     async with SimWorker(FAST) as worker:
         async with connected(worker.port) as (_, writer):
             writer.write(post(chat())[:-5])
-            await until(lambda: len(worker.requests) == 1)
-        await until(lambda: worker.requests[0].outcome == "aborted")
+            await worker.until(lambda: len(worker.requests) == 1)
+        await worker.until(lambda: worker.requests[0].outcome == "aborted")
         assert worker.requests[0].received_at is None
 
 
@@ -149,9 +141,9 @@ async def test_a_client_that_does_not_read_stops_the_writing() -> None:
     async with SimWorker(FAST) as worker, connected(worker.port) as (reader, writer):
         writer.transport.pause_reading()  # type: ignore[attr-defined]
         writer.write(post(chat(stream=True, max_tokens=30_000)))
-        await until(lambda: len(worker.connections) == 1)
+        await worker.until(lambda: len(worker.connections) == 1)
         (connection,) = worker.connections
-        await until(lambda: connection.unsent > 0)
+        await worker.until(lambda: connection.unsent > 0)
         await asyncio.sleep(0.05)
         assert connection.unsent < 200_000
         assert worker.calls[0].outcome == "open"
@@ -159,7 +151,7 @@ async def test_a_client_that_does_not_read_stops_the_writing() -> None:
         async with asyncio.timeout(20):
             while b"[DONE]" not in await reader.readuntil(b"\n\n"):
                 pass
-        await until(lambda: worker.calls[0].outcome == "done")
+        await worker.until(lambda: worker.calls[0].outcome == "done")
 
 
 async def test_overload_is_refused_before_the_stream() -> None:
@@ -168,7 +160,7 @@ async def test_overload_is_refused_before_the_stream() -> None:
         for _ in range(2):
             _, writer = await stack.enter_async_context(connected(worker.port))
             writer.write(post(chat(30_000)))
-        await until(lambda: worker.engine.waiting == 1)
+        await worker.until(lambda: worker.engine.waiting == 1)
         reader, writer = await stack.enter_async_context(connected(worker.port))
         writer.write(post(chat(stream=True)))
         status, body = await response(reader)
@@ -310,7 +302,7 @@ async def test_records_are_bounded() -> None:
 async def test_the_state() -> None:
     async with SimWorker(SLOW) as worker, connected(worker.port) as (_, writer), httpx.AsyncClient() as client:
         writer.write(post(chat(30_000)))
-        await until(lambda: worker.engine.running == 1)
+        await worker.until(lambda: worker.engine.running == 1)
         state = (await client.get(f"{worker.url}/sim/state")).json()
         assert (state["running"], state["waiting"], state["aborted"], state["connections"]) == (1, 0, 0, 2)
 
@@ -367,6 +359,19 @@ def test_processes_start_and_end_together() -> None:
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+def test_one_process_can_be_several_workers() -> None:
+    with SimProcess(SimConfig(time_scale=0.0), count=3) as fleet:
+        assert len(set(fleet.urls)) == 3
+        assert fleet.urls[0] == fleet.url
+        assert all(httpx.get(f"{url}/health").status_code == 200 for url in fleet.urls)
+
+
+async def test_waiting_for_what_does_not_come() -> None:
+    async with SimWorker(FAST) as worker:
+        with pytest.raises(TimeoutError):
+            await worker.until(lambda: worker.aborted > 0, 0.01)
 
 
 def test_a_killed_process_comes_back_empty_at_the_same_address() -> None:
