@@ -192,6 +192,7 @@ class Sync(NoSync):
                 async with asyncio.timeout(BYE_SECONDS):
                     await self._send_due()
                     await self._send(*self._message(News("bye")))
+            self._linked.clear()
         await self._link.aclose()
 
     # -- sending -------------------------------------------------------------------------------------------

@@ -24,7 +24,8 @@ from router.errors import SettingsError
 IO_SECONDS = 1.0
 ATTEMPT_SECONDS = 1.0
 BACKOFF_FIRST = 0.1
-BACKOFF_LAST = 10.0
+# Replicas must agree again within ten seconds of an outage's end, so no pause may take all of them.
+BACKOFF_LAST = 5.0
 
 logger = logging.getLogger("router.sync")
 
@@ -117,8 +118,14 @@ class RedisLink:
                 self._report(error, failures)
             if session.confirmed:
                 listener.lost()
+                await self._drop_idle_connections()
             spaced = began + ATTEMPT_SECONDS - loop.time()
             await asyncio.sleep(max(backoff(failures), spaced))
+
+    async def _drop_idle_connections(self) -> None:
+        # The one to publish with has most likely died too, and would fail the first message after the outage.
+        with contextlib.suppress(RedisError, OSError):
+            await self._client.connection_pool.disconnect(inuse_connections=False)
 
     async def _listen(self, session: _Session) -> None:
         """Subscribe and read until something breaks, which it always ends with."""
