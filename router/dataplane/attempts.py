@@ -13,36 +13,49 @@ class Outcome(enum.StrEnum):
 
     CONNECT = "connect"
     RESET = "reset"
-    TIMEOUT = "timeout"
+    TIMEOUT = "timeout"  # also 504, which something in front of the worker says of it
     PROTOCOL = "protocol"
-    OVERLOADED = "overloaded"  # 429, 503
-    GATEWAY = "gateway"  # 502, 504: something in front of the worker failed
+    OVERLOADED = "overloaded"  # 503
+    LIMITED = "limited"  # 429
+    GATEWAY = "gateway"  # 502: something in front of the worker failed
     FULL = "full"  # the pool's limit of connections
     ANSWERED = "answered"
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`retry`: another worker may be asked. `strike`: the worker is to blame. `probe`: look at it at once."""
+    """What follows from an outcome.
+
+    `retry`: another worker may be asked, `free`: at no cost to the budget. `strike`: the worker is to blame.
+    `probe`: look at it at once. `spare`: leave it alone for a moment, if others are there.
+    """
 
     retry: bool
     strike: bool
+    free: bool = False
     probe: bool = False
+    spare: bool = False
 
 
 RULES: dict[Outcome, Rule] = {
-    Outcome.CONNECT: Rule(retry=True, strike=True, probe=True),
+    # Nothing was sent, so that nothing is computed twice.
+    Outcome.CONNECT: Rule(retry=True, strike=True, free=True, probe=True),
     Outcome.RESET: Rule(retry=True, strike=True, probe=True),
     # A slow answer may still be computed; sending it again would double the load that made it slow.
     Outcome.TIMEOUT: Rule(retry=False, strike=True, probe=True),
     Outcome.PROTOCOL: Rule(retry=False, strike=True),
-    Outcome.OVERLOADED: Rule(retry=True, strike=False),
+    # A full worker is not a broken one. It is blamed once another worker has answered what it refused.
+    Outcome.OVERLOADED: Rule(retry=True, strike=False, spare=True),
+    Outcome.LIMITED: Rule(retry=True, strike=False, spare=True),
     Outcome.GATEWAY: Rule(retry=True, strike=True),
-    Outcome.FULL: Rule(retry=True, strike=False),
+    Outcome.FULL: Rule(retry=True, strike=False, free=True),
     Outcome.ANSWERED: Rule(retry=False, strike=False),
 }
 
-_STATUSES = {429: Outcome.OVERLOADED, 503: Outcome.OVERLOADED, 502: Outcome.GATEWAY, 504: Outcome.GATEWAY}
+# How long a worker that refused a request for want of room is left alone, as long as others are there; seconds.
+SPARE_SECONDS = 1.0
+
+_STATUSES = {429: Outcome.LIMITED, 502: Outcome.GATEWAY, 503: Outcome.OVERLOADED, 504: Outcome.TIMEOUT}
 _ERRORS: tuple[tuple[type[errors.RouterError], Outcome], ...] = (
     (errors.ConnectFailed, Outcome.CONNECT),
     (errors.UpstreamReset, Outcome.RESET),

@@ -7,6 +7,7 @@ a stream stands between two events, which is the only place where an error event
 from __future__ import annotations
 
 import json
+import re
 from collections import deque
 from typing import Any
 
@@ -16,6 +17,8 @@ from router.calibration import Usage
 TAIL_BYTES = 16 * 1024
 HEAD_BYTES = 2 * 1024
 _USAGE = b'"usage":'
+_COMMENTS = re.compile(rb"(?:(?::[^\r\n]*)?[\r\n])*(?::[^\r\n]*)?")
+_ERRORS = (b'data: {"error"', b'data:{"error"', b"event: error", b"event:error")
 _decoder = json.JSONDecoder()
 
 
@@ -52,20 +55,25 @@ class Tap:
         end = self._tail[-1][-4:]
         if len(end) < 4:
             end = self.tail()[-4:]
-        return end.endswith((b"\n\n", b"\r\r", b"\r\n\r\n"))
+        return end.replace(b"\r\n", b"\n").replace(b"\r", b"\n").endswith(b"\n\n")
 
     @property
     def only_comments(self) -> bool:
         """So far nothing but keep-alive comments, which say that the worker is there and nothing of its answer."""
-        if not self.events or not self.head.startswith(b":"):
-            return self.events and not self.head
-        lines = self.head.replace(b"\r", b"\n").split(b"\n")
-        return len(self.head) < HEAD_BYTES and all(not line or line.startswith(b":") for line in lines)
+        return self.events and len(self.head) < HEAD_BYTES and not self._first_event()
 
     @property
     def failed_at_once(self) -> bool:
         """The answer's first event, under status 200, is an error."""
-        return self.events and self.head.startswith((b'data: {"error"', b"event: error"))
+        return self.events and self._first_event().startswith(_ERRORS)
+
+    def _first_event(self) -> bytes:
+        """What is known of the answer's beginning without the comments before it."""
+        head = self.head
+        if not head.startswith((b":", b"\n", b"\r")):
+            return head
+        comments = _COMMENTS.match(head)
+        return head[comments.end() :] if comments else head
 
     def usage(self) -> Usage | None:
         """The last usage in the answer, in whatever form it was reported."""

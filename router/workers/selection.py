@@ -5,24 +5,27 @@ The step is synchronous so that two requests in one turn of the event loop see e
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from xxhash import xxh3_64_intdigest
 
 from router.affinity import AffinityMap, Delta, Touch
-from router.cachemodel import Resumability, resumable
+from router.cachemodel import CacheProfile, Resumability, resumable
 from router.calibration import TokenRatios
 from router.errors import ModelNotFound, Unavailable
 from router.hashing import BLOCK_BYTES, DENSE_BLOCKS, block_hashes, chain_start
 from router.policy import POLICIES, Ask, Decision, Match, Reason, SlackTable
 from router.prompt import Form, Prompt
-from router.settings import ModelSettings, Settings
+from router.settings import CacheSettings, ModelSettings, Settings
 from router.workers import passive
 from router.workers.registry import Lease, Registry, Worker
 
 # Forms whose prompts an engine can resume; the others are routed by load alone.
 WITH_PREFIX = frozenset({Form.CHAT, Form.COMPLETIONS, Form.RESPONSES, Form.MESSAGES})
+_WITHOUT_MATCH = frozenset({Reason.MISS, Reason.ONLY})
 
 
 @dataclass(slots=True)
@@ -36,6 +39,8 @@ class Inquiry:
     tokens_per_byte: float
     key: int
     settings: ModelSettings
+    # What the operator has set about the model's cache, if anything.
+    cache: CacheSettings | None = None
     # The worker that keeps what the request refers to; any other would not know it.
     pinned: str | None = None
 
@@ -80,13 +85,13 @@ class Placement:
         if match.resumable <= 0:
             return 0
         share = min(1.0, match.blocks * BLOCK_BYTES / max(1, self.inquiry.prompt.size))
-        hit = resumable(self.worker.facts.profile, int(share * prompt_tokens), prompt_tokens)
+        hit = resumable(profile_of(self.worker, self.inquiry), int(share * prompt_tokens), prompt_tokens)
         return hit.tokens + hit.wait
 
     def step(self, prompt_tokens: int) -> int:
         """The coarser of the engine's and the map's steps, in tokens."""
         block = BLOCK_BYTES * prompt_tokens // max(1, self.inquiry.prompt.size) + 1
-        return max(block, self.worker.facts.profile.unit)
+        return max(block, profile_of(self.worker, self.inquiry).unit)
 
     @property
     def at_horizon(self) -> bool:
@@ -115,7 +120,9 @@ class Selector:
         self._policy = POLICIES[settings.policy.name]
         self._table = SlackTable(settings.policy.slack, settings.policy.slack_above)
         self._plain = ModelSettings()
+        self._caches = {name: model.cache for name, model in settings.models.items() if model.cache != CacheSettings()}
         self._starts: dict[tuple[str, str, str], int] = {}
+        self._spared: dict[str, float] = {}
         self._turn = 0
 
     def inquire(self, prompt: Prompt, tenant: str = "") -> Inquiry:
@@ -134,7 +141,7 @@ class Selector:
         elif prompt.size:
             tokens_per_byte = tokens / prompt.size
         key = hashes[0] if hashes else xxh3_64_intdigest(prompt.prefix)
-        return Inquiry(prompt, model, hashes, tokens, tokens_per_byte, key, settings)
+        return Inquiry(prompt, model, hashes, tokens, tokens_per_byte, key, settings, self._caches.get(model))
 
     def place(self, inquiry: Inquiry, now: float, tried: Collection[str] = ()) -> Placement | None:
         """Choose a worker and take its lease; None when every candidate's slots are taken.
@@ -146,7 +153,11 @@ class Selector:
         if not free:
             return None
         self._turn += 1
-        return Placement(self, inquiry, self._choose(inquiry, free, now), now)
+        return Placement(self, inquiry, self._choose(inquiry, candidates, free, now), now)
+
+    def spare(self, worker: Worker, until: float) -> None:
+        """Leave a worker alone that refuses for want of room, as long as others are there."""
+        self._spared[worker.id] = until
 
     def candidates(self, inquiry: Inquiry, now: float, tried: Collection[str] = ()) -> Sequence[Worker]:
         """Workers that passed every filter but the free slot; raises Unavailable when there are none."""
@@ -155,6 +166,9 @@ class Selector:
             raise Unavailable(f"No worker can serve the model '{inquiry.model[:200]}' at the moment.", retry_after=2)
         if inquiry.pinned is not None:
             able = [worker for worker in able if worker.id == inquiry.pinned] or able
+        if self._spared:
+            self._spared = {worker: until for worker, until in self._spared.items() if until > now}
+            able = [worker for worker in able if worker.id not in self._spared] or able
         return _with_window(able, inquiry)
 
     def matches(self, inquiry: Inquiry, now: float) -> dict[str, Match]:
@@ -172,15 +186,23 @@ class Selector:
         """What would be chosen now, without choosing it: the decision, all matches, the candidates."""
         candidates = self.candidates(inquiry, now)
         free = [worker for worker in candidates if worker.load < worker.slots] or candidates
-        return self._choose(inquiry, free, now), self.matches(inquiry, now), candidates
+        return self._choose(inquiry, candidates, free, now), self.matches(inquiry, now), candidates
 
-    def _choose(self, inquiry: Inquiry, candidates: Sequence[Worker], now: float) -> Decision[Worker]:
+    def _choose(
+        self, inquiry: Inquiry, candidates: Sequence[Worker], free: Sequence[Worker], now: float
+    ) -> Decision[Worker]:
         matches = self.matches(inquiry, now)
-        steering = matches if inquiry.settings.reuse == "on" else {}
+        short = inquiry.tokens < self._settings.policy.short_tokens
+        steering = matches if inquiry.settings.reuse == "on" and not short else {}
         bypass = inquiry.prompt.form not in WITH_PREFIX or inquiry.settings.reuse == "off"
         draw = (self._draw(), self._draw()) if self._settings.policy.name == "power_of_two" else (0.0, 0.0)
-        ask = Ask(len(inquiry.hashes), inquiry.tokens, inquiry.key, draw, self._turn, bypass)
-        return self._policy(candidates, steering, ask, self._table)
+        ask = Ask(0 if short else len(inquiry.hashes), inquiry.tokens, inquiry.key, draw, self._turn, bypass)
+        decision = self._policy(free, steering, ask, self._table)
+        if steering and len(free) < len(candidates) and decision.reason in _WITHOUT_MATCH:
+            full = [worker for worker in candidates if worker not in free and worker.id in steering]
+            if any(steering[worker.id].resumable > 0 for worker in full):
+                return dataclasses.replace(decision, reason=Reason.SPILL)
+        return decision
 
     def _start(self, tenant: str, model: str, salt: str) -> int:
         key = (tenant, model, salt)
@@ -202,9 +224,28 @@ class Selector:
 
 def _worth(worker: Worker, blocks: int, inquiry: Inquiry) -> Match:
     shared = blocks * BLOCK_BYTES * inquiry.tokens_per_byte
-    hit: Resumability = resumable(worker.facts.profile, int(shared), inquiry.tokens)
+    hit: Resumability = resumable(profile_of(worker, inquiry), int(shared), inquiry.tokens)
     withheld = Reason(hit.reason) if hit.reason is not None else None
     return Match(blocks, hit.tokens, withheld)
+
+
+def profile_of(worker: Worker, inquiry: Inquiry) -> CacheProfile:
+    """The worker's cache as its metrics describe it, corrected by what the operator has set for the model."""
+    profile, cache = worker.facts.profile, inquiry.cache
+    return profile if cache is None else _corrected(profile, cache.enabled, cache.block_size, cache.hit_unit)
+
+
+@lru_cache(maxsize=1_000)
+def _corrected(profile: CacheProfile, enabled: bool | None, block: int | None, unit: int | None) -> CacheProfile:
+    if enabled is not None:
+        profile = dataclasses.replace(profile, enabled=enabled)
+    if block is not None or unit is not None:
+        block = block or profile.block_size
+        # A unit that does not divide the block is one that hits land on nevertheless: the block gives way.
+        profile = dataclasses.replace(
+            profile, block_size=block if unit is None or block % unit == 0 else unit, match_unit=unit, groups=()
+        )
+    return profile
 
 
 def _with_window(able: list[Worker], inquiry: Inquiry) -> Sequence[Worker]:
