@@ -81,7 +81,7 @@ class Router:
             clock,
         )
         self.app = Entry(settings, dispatcher, stored, create_control(context), self.metrics)
-        self.protocol: type[RouterProtocol] = protocol_class(_bounds(settings))
+        self.protocol: type[RouterProtocol] = protocol_class(_bounds(settings), self.app)
         self.draining = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._connect_hooks()
@@ -222,4 +222,5 @@ def _bounds(settings: Settings) -> Bounds:
         header_seconds=timeouts.header,
         body_seconds=timeouts.body,
         write_stall_seconds=timeouts.write_stall,
+        keep_alive_seconds=timeouts.keep_alive,
     )

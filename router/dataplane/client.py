@@ -1,18 +1,27 @@
-"""The downstream side of one request: its head, its body, and an answer that can be broken off."""
+"""The downstream side of one inference request: its head, its body, and an answer written straight to the transport.
+
+It stands where uvicorn keeps its own request cycle, without the ASGI messages in between: they would cost as much again
+as forwarding the bytes. The answer's head waits for the first piece of the body, so that both go out in one write.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Final
 
 from router.dataplane.headers import Headers, first
-from router.dataplane.server import CONNECTION, RouterProtocol
-from router.errors import ClientGone, PayloadTooLarge, RouterError, Unavailable, UnsupportedMediaType
+from router.errors import PayloadTooLarge, RouterError, Unavailable
+from router.routes import Route
 from router.wire import error_body, error_headers, usable_request_id
 
-Receive = Callable[[], Awaitable[Any]]
-Send = Callable[[Any], Awaitable[None]]
+if TYPE_CHECKING:
+    from router.dataplane.server import RouterProtocol
+
+_STATUS_LINES: Final = {
+    status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus if status >= 200
+}
 
 
 class BodyBudget:
@@ -33,83 +42,112 @@ class BodyBudget:
         self.held -= size
 
 
+class _Nothing:
+    """uvicorn sets this event of a cycle when the connection is lost; here nobody waits for it."""
+
+    def set(self) -> None:
+        """Nothing to wake."""
+
+
 class Client:
     """One request as the data plane sees it. `gone` turns true when the connection is lost before the answer's end."""
 
     __slots__ = (
         "_budget",
+        "_chunked",
         "_connection",
+        "_head",
         "_held",
-        "_receive",
-        "_send",
-        "_task",
+        "_pieces",
+        "_size",
+        "disconnected",
         "gone",
         "headers",
+        "keep_alive",
+        "limit",
         "method",
         "path",
         "query",
+        "refusal",
         "request_id",
+        "response_complete",
+        "route",
         "stage",
         "started",
         "status",
+        "stored",
+        "task",
+        "turn",
+        "version_10",
+        "whole",
     )
+    message_event: Final = _Nothing()
 
-    def __init__(self, scope: Any, receive: Receive, send: Send, budget: BodyBudget, request_id: bytes) -> None:
-        self.method: str = scope["method"]
-        self.path: str = scope["path"]
-        self.query: bytes = scope["query_string"]
-        self.headers: Headers = scope["headers"]
+    def __init__(
+        self, connection: RouterProtocol, method: bytes, path: str, query: bytes, budget: BodyBudget, spare_id: bytes
+    ) -> None:
+        self.method = method
+        self.path = path
+        self.query = query
+        self.headers: Headers = connection.headers
         given = first(self.headers, b"x-request-id")
-        self.request_id = given if given is not None and usable_request_id(given) else request_id
+        self.request_id = given if given is not None and usable_request_id(given) else spare_id
+        self.route: Route | None = None
+        self.stored: tuple[str, str] | None = None
+        self.limit = 0
+        self.version_10 = connection.parser.get_http_version() == "1.0"
+        self.keep_alive = not self.version_10 and connection.parser.should_keep_alive()
+        # What uvicorn asks of a cycle.
+        self.response_complete = False
+        self.disconnected = False
+        # The request's own state: whole once its body is here, its turn once earlier ones on the connection are done.
+        self.whole = False
+        self.turn = False
         self.gone = False
         self.started = False
         self.status = 0
         self.stage = "body"
-        self._receive = receive
-        self._send = send
+        self.refusal: RouterError | None = None
+        self.task: asyncio.Task[Any] | None = None
+        self._connection = connection
         self._budget = budget
+        self._pieces: list[bytes] = []
+        self._size = 0
         self._held = 0
-        self._connection: RouterProtocol = scope[CONNECTION]
-        self._task: asyncio.Task[Any] | None = None
+        self._head: bytes | None = None
+        self._chunked = False
 
-    def attach(self, task: asyncio.Task[Any]) -> None:
-        """Cancel this task, which serves the request, as soon as the client leaves."""
-        self._task = task
-        self._connection.on_gone = self._gone
+    @property
+    def response_started(self) -> bool:
+        """uvicorn's word for it."""
+        return self.started
 
-    def detach(self) -> None:
-        """The request has ended; give back what it held."""
-        self._connection.on_gone = None
-        self._task = None
+    # -- the request -------------------------------------------------------------------------------------
+
+    def feed(self, piece: bytes) -> None:
+        """More of the body; raises PayloadTooLarge. What is refused already is not kept."""
+        if self.refusal is not None:
+            return
+        self._size += len(piece)
+        if self._size > self.limit:
+            raise PayloadTooLarge(f"The body is larger than {self.limit} bytes.")
+        try:
+            self._budget.take(len(piece))
+        except Unavailable as error:
+            self.refuse(error)
+            return
+        self._held += len(piece)
+        self._pieces.append(piece)
+
+    def refuse(self, error: RouterError) -> None:
+        """Answer with this error once the request is whole, and keep none of it until then."""
+        self.refusal = error
+        self._pieces.clear()
         self.let_body_go()
 
-    def _gone(self) -> None:
-        self.gone = True
-        if self._task is not None:
-            self._task.cancel()
-
-    async def read_body(self, limit: int) -> bytes:
-        """The whole body; raises PayloadTooLarge, UnsupportedMediaType, Unavailable, ClientGone."""
-        if first(self.headers, b"content-encoding") not in (None, b"identity"):
-            raise UnsupportedMediaType("Compressed request bodies are not accepted.")
-        declared = first(self.headers, b"content-length")
-        if declared is not None and int(declared) > limit:
-            raise PayloadTooLarge(f"The body is larger than {limit} bytes.")
-        pieces: list[bytes] = []
-        size = 0
-        more = True
-        while more:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                raise ClientGone("The client left.")
-            piece = message["body"]
-            size += len(piece)
-            if size > limit:
-                raise PayloadTooLarge(f"The body is larger than {limit} bytes.")
-            self._budget.take(len(piece))
-            self._held += len(piece)
-            pieces.append(piece)
-            more = message["more_body"]
+    def take_body(self) -> bytes:
+        """The whole body, handed over."""
+        pieces, self._pieces = self._pieces, []
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def let_body_go(self) -> None:
@@ -117,33 +155,92 @@ class Client:
         self._budget.give(self._held)
         self._held = 0
 
-    async def start(self, status: int, headers: Headers) -> None:
-        """Send the head of the answer; x-request-id is added here."""
+    def spawn(self, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+        """A task for this request, which the server's shutdown waits for."""
+        return self._connection.spawn(work)
+
+    def lost(self) -> None:
+        """The connection is gone: end the work for it at once."""
+        if self.gone or self.response_complete:
+            return
+        self.gone = self.disconnected = True
+        if self.task is not None:
+            self.task.cancel()
+        else:
+            self._pieces.clear()
+            self.let_body_go()
+
+    # -- the answer --------------------------------------------------------------------------------------
+
+    def start(self, status: int, headers: Headers, length: int | None) -> None:
+        """The head of the answer, framing and x-request-id added; it is sent with the first piece of the body."""
         self.started = True
         self.status = status
-        headers.append((b"x-request-id", self.request_id))
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
-
-    async def write(self, data: bytes, *, more: bool) -> None:
-        """Send bytes of the answer, waiting while the client reads slowly."""
-        await self._send({"type": "http.response.body", "body": data, "more_body": more})
-
-    async def answer_error(self, error: RouterError) -> None:
-        """A whole answer that says what went wrong."""
-        body = error_body(error)
-        headers = error_headers(error)
-        headers.append((b"content-length", str(len(body)).encode()))
-        if not self._complete:
-            # What is left of the body would be taken for the next request.
-            headers.append((b"connection", b"close"))
-        await self.start(error.status, headers)
-        await self.write(body, more=False)
-
-    def break_off(self) -> None:
-        """End a begun answer so that nobody takes it for complete."""
-        self._connection.on_gone = None
-        self._connection.break_off()
+        parts = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status]
+        for name, value in headers:
+            parts += (name, b": ", value, b"\r\n")
+        parts += (b"x-request-id: ", self.request_id, b"\r\n")
+        if length is not None:
+            parts.append(b"content-length: %d\r\n" % length)
+        elif self.version_10:
+            self.keep_alive = False
+        elif status not in (204, 304):
+            self._chunked = True
+            parts.append(b"transfer-encoding: chunked\r\n")
+        if not self.keep_alive:
+            parts.append(b"connection: close\r\n")
+        parts.append(b"\r\n")
+        self._head = b"".join(parts)
 
     @property
-    def _complete(self) -> bool:
-        return not self._connection.waiting_for
+    def paused(self) -> bool:
+        """The client reads more slowly than it is written to."""
+        return self._connection.flow.write_paused
+
+    async def drain(self) -> None:
+        """Wait until the client has read enough; the connection's write stall bounds it."""
+        await self._connection.flow.drain()
+
+    def write(self, data: bytes, *, more: bool) -> None:
+        """Send bytes of the answer; without `more` they are the last ones."""
+        if self.gone:
+            return
+        if self._chunked:
+            if data:
+                data = b"%x\r\n%b\r\n" % (len(data), data)
+            if not more:
+                data += b"0\r\n\r\n"
+        if self._head is not None:
+            data, self._head = self._head + data, None
+        if data:
+            self._connection.transport.write(data)
+        if not more:
+            self._finish()
+
+    def answer_error(self, error: RouterError) -> None:
+        """A whole answer that says what went wrong."""
+        body = error_body(error)
+        if not self.whole:
+            # What is left of the body would be taken for the next request.
+            self.keep_alive = False
+        self.start(error.status, error_headers(error), len(body))
+        self.write(b"" if self.method == b"HEAD" else body, more=False)
+
+    def break_off(self, *, told: bool = False) -> None:
+        """End a begun answer so that nobody takes it for complete: no last chunk, no full length.
+
+        Where the end of the connection is the end of the answer, and the client was not `told` of the failure in an
+        event, only a reset shows that something is missing.
+        """
+        self.response_complete = self.disconnected = True
+        transport = self._connection.transport
+        if self.version_10 and not told:
+            transport.abort()
+        else:
+            transport.close()
+
+    def _finish(self) -> None:
+        self.response_complete = True
+        if not self.keep_alive:
+            self._connection.transport.close()
+        self._connection.on_response_complete()

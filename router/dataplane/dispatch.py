@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from router import errors
 from router.dataplane.admission import Admission
-from router.dataplane.attempts import RULES, Outcome, RetryBudget, outcome_of_error, outcome_of_status
+from router.dataplane.attempts import RULES, SPARE_SECONDS, Outcome, RetryBudget, outcome_of_error, outcome_of_status
 from router.dataplane.client import Client
 from router.dataplane.headers import first, upstream_head
 from router.dataplane.pools import Pools
@@ -45,6 +45,8 @@ class Job:
     tried: list[str] = field(default_factory=list)
     kept: Kept | None = None
     failure: errors.RouterError | None = None
+    cause: Outcome | None = None
+    refused_by: list[Worker] = field(default_factory=list)
     failed_over: bool = False
 
     @property
@@ -89,8 +91,7 @@ class Dispatcher:
 
     async def serve(self, client: Client, route: Route) -> None:
         """Serve one request of an inference route; raises RouterError while nothing was sent."""
-        limits = self._settings.limits
-        body = await client.read_body(limits.media_body_bytes if route.media else limits.body_bytes)
+        body = client.take_body()
         began = self._clock()
         prompt = read_prompt(route.form, body, first(client.headers, b"content-type") or b"")
         inquiry = self._selector.inquire(prompt)
@@ -103,35 +104,53 @@ class Dispatcher:
             self._finish(job)
 
     async def _attempts(self, job: Job) -> None:
+        """Ask one worker, and where the rules allow it another, until there is an answer to pass on."""
         while True:
             try:
                 placement = await self._place(job)
             except errors.Unavailable as error:
-                if job.kept is not None:
-                    return await self._relay.send_kept(job, job.kept)
-                raise job.failure or error from None
+                self._give_up(job, job.failure or error)
+                return
             try:
-                response = await self._open(job, placement)
-                outcome = outcome_of_status(response.status)
-                if outcome is Outcome.ANSWERED or not self._may_retry(job, outcome):
-                    self._note(placement.worker, outcome)
-                    return await self._relay.run(job, placement, response)
-                job.kept = await self._relay.keep(response)
-            except errors.RouterError as error:
-                if job.client.started:
-                    raise
-                outcome = outcome_of_error(error)
-                job.failure = error
-                if not self._may_retry(job, outcome):
-                    self._note(placement.worker, outcome)
-                    if job.kept is not None:
-                        return await self._relay.send_kept(job, job.kept)
-                    raise
+                outcome = await self._attempt(job, placement)
             finally:
                 placement.release()
-            self._note(placement.worker, outcome)
-            self._metrics.retries.inc((outcome.value,))
+            if outcome is None:
+                return
             job.tried.append(placement.worker.id)
+            job.cause = outcome
+
+    async def _attempt(self, job: Job, placement: Placement) -> Outcome | None:
+        """None when the request is done with, else why another worker is to be asked."""
+        worker = placement.worker
+        try:
+            response = await self._open(job, placement)
+        except errors.RouterError as error:
+            outcome = outcome_of_error(error)
+            self._note(worker, outcome)
+            if self._may_retry(job, outcome):
+                job.failure = error
+                return outcome
+            self._give_up(job, error)
+            return None
+        outcome = outcome_of_status(response.status)
+        self._note(worker, outcome)
+        if outcome is Outcome.OVERLOADED:
+            job.refused_by.append(worker)
+        elif outcome is Outcome.ANSWERED:
+            for other in job.refused_by:
+                self._strike(other, Outcome.OVERLOADED)
+        if self._may_retry(job, outcome):
+            job.kept = await self._relay.keep(response)
+            return outcome
+        await self._relay.run(job, placement, response)
+        return None
+
+    def _give_up(self, job: Job, error: errors.RouterError) -> None:
+        """Pass on what a worker has said, if any has said something; else raise the error."""
+        if job.kept is None:
+            raise error
+        self._relay.send_kept(job, job.kept)
 
     async def _place(self, job: Job) -> Placement:
         job.client.stage = "queue"
@@ -139,6 +158,8 @@ class Dispatcher:
         placement = await self._admission.place(
             inquiry.model, lambda: self._selector.place(inquiry, self._clock(), job.tried)
         )
+        if job.cause is not None:
+            self._metrics.retries.inc((job.cause.value,))
         self._describe(job, placement)
         return placement
 
@@ -148,7 +169,7 @@ class Dispatcher:
         worker = placement.worker
         target = self._pools.of(worker)
         head = upstream_head(
-            job.client.method.encode(),
+            job.client.method,
             target.base_path + job.route.target + (b"?" + job.client.query if job.client.query else b""),
             target.authority,
             job.client.headers,
@@ -161,7 +182,7 @@ class Dispatcher:
         waiting = self._waiting.setdefault(worker.id, {})
         waiting[job] = task
         try:
-            return await target.pool.request(head, job.body)
+            return _without_redirect(await target.pool.request(head, job.body))
         except asyncio.CancelledError:
             if job.failed_over and not job.client.gone:
                 job.failed_over = False
@@ -172,9 +193,10 @@ class Dispatcher:
             del waiting[job]
 
     def _may_retry(self, job: Job, outcome: Outcome) -> bool:
-        if not RULES[outcome].retry or len(job.tried) >= self._settings.retry.attempts:
+        rule = RULES[outcome]
+        if not rule.retry or len(job.tried) >= self._settings.retry.attempts:
             return False
-        return self._budget.take(self._clock())
+        return rule.free or self._budget.take(self._clock())
 
     def _note(self, worker: Worker, outcome: Outcome) -> None:
         """Tell the worker's health what its attempt came to."""
@@ -182,10 +204,17 @@ class Dispatcher:
             return
         self._metrics.upstream_errors.inc((worker.id, outcome.value))
         rule = RULES[outcome]
-        if rule.strike and passive.failed(self.registry, worker, self._clock(), self._settings.health, self._draw()):
-            self._metrics.ejections.inc((worker.id, outcome.value))
+        if rule.strike:
+            self._strike(worker, outcome)
+        if rule.spare:
+            self._selector.spare(worker, self._clock() + SPARE_SECONDS)
         if rule.probe:
             self._poke(worker)
+
+    def _strike(self, worker: Worker, outcome: Outcome) -> None:
+        """One failure by the worker's fault; enough of them in a row eject it."""
+        if passive.failed(self.registry, worker, self._clock(), self._settings.health, self._draw()):
+            self._metrics.ejections.inc((worker.id, outcome.value))
 
     def _describe(self, job: Job, placement: Placement) -> None:
         decision = placement.decision
@@ -235,3 +264,11 @@ class Dispatcher:
             if any(other is not worker for other in others) and len(job.tried) < self._settings.retry.attempts:
                 job.failed_over = True
                 task.cancel()
+
+
+def _without_redirect(response: UpstreamResponse) -> UpstreamResponse:
+    """The answer, unless it sends the client elsewhere: a client would follow to wherever the worker says."""
+    if 300 <= response.status < 400:
+        response.close()
+        raise errors.UpstreamProtocolError("The worker answered with a redirect.")
+    return response

@@ -1,6 +1,6 @@
-"""The ASGI entry: inference routes are served here, everything else is the control plane's.
+"""The gate of the data plane: which requests are served here, which are refused at once, and how each one ends.
 
-FastAPI would cost as much again as all the work of the data plane, so it never sees an inference request.
+Inference requests come from the protocol as a `Client`; the ASGI side gets only what belongs to the control plane.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ import itertools
 import logging
 import secrets
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from router import errors
-from router.dataplane.client import BodyBudget, Client, Receive, Send
+from router.dataplane.client import BodyBudget, Client
 from router.dataplane.dispatch import Dispatcher
 from router.dataplane.headers import first
-from router.dataplane.stored import StoredResponses
+from router.dataplane.server import RouterProtocol
+from router.dataplane.stored import ENDPOINT, StoredResponses
 from router.keys import Keys
 from router.metrics import Metrics
 from router.routes import ROUTES, stored_response
@@ -24,88 +26,119 @@ from router.settings import Settings
 
 log = logging.getLogger("router")
 
-App = Callable[[Any, Receive, Send], Awaitable[None]]
+App = Callable[[Any, Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None]]], Awaitable[None]]
+STORED_BODY_BYTES = 64 * 1024
+_ROUTES = {path.encode(): route for path, route in ROUTES.items()}
 
 
 class Entry:
-    """One for all of a process; `control` gets what is not an inference route."""
+    """One for all of a process; `control` gets what is not an inference request."""
 
     def __init__(
-        self,
-        settings: Settings,
-        dispatcher: Dispatcher,
-        stored: StoredResponses,
-        control: App,
-        metrics: Metrics,
+        self, settings: Settings, dispatcher: Dispatcher, stored: StoredResponses, control: App, metrics: Metrics
     ) -> None:
         self.control = control
         self.budget = BodyBudget(settings.limits.total_body_bytes)
+        self.active = 0
+        self._limits = settings.limits
         self._dispatcher = dispatcher
         self._stored = stored
         self._metrics = metrics
         self._keys = Keys(settings.auth.api_keys)
         self._life = secrets.token_hex(6)
         self._count = itertools.count(1)
-        self.active = 0
 
-    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
-        """Serve one request or hand it on."""
-        if scope["type"] != "http":
-            await self.control(scope, receive, send)
-            return
-        path: str = scope["path"]
-        route = ROUTES.get(path)
-        stored = stored_response(path) if route is None else None
-        if route is None and stored is None:
-            await self.control(scope, receive, send)
-            return
-        client = Client(scope, receive, send, self.budget, f"{self._life}{next(self._count):08x}".encode())
-        task = asyncio.current_task()
-        assert task is not None
-        client.attach(task)
-        self.active += 1
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """ASGI, for the control plane alone."""
+        await self.control(scope, receive, send)
+
+    # -- the gate that the protocol knows ------------------------------------------------------------------
+
+    def admit(self, connection: RouterProtocol, method: bytes, path: bytes, query: bytes) -> Client | None:
+        """A client for an inference request, refused already where its head says enough."""
+        route = _ROUTES.get(path)
+        stored = None
+        if route is None:
+            stored = stored_response(path.decode("latin-1")) if path.startswith(b"/v1/responses/") else None
+            if stored is None:
+                return None
+        name = ENDPOINT if route is None else route.path
+        spare_id = f"{self._life}{next(self._count):08x}".encode()
+        client = Client(connection, method, name, query, self.budget, spare_id)
+        client.route, client.stored = route, stored
+        if route is None:
+            client.limit = STORED_BODY_BYTES
+        else:
+            client.limit = self._limits.media_body_bytes if route.media else self._limits.body_bytes
         try:
-            self._authorise(client)
-            if route is not None:
-                _require(client.method, "POST")
-                await self._dispatcher.serve(client, route)
-            elif stored is not None:
-                _require(client.method, "POST" if stored[1] else "GET")
-                await self._stored.serve(client, *stored)
-        except errors.ClientGone:
-            self._left(client)
+            self._check(client)
         except errors.RouterError as error:
-            await self._refuse(client, path, error)
-        except asyncio.CancelledError:
-            # Cancelled for this request alone: its client has left, or the server's grace is over.
-            task.uncancel()
-            if client.gone:
-                self._left(client)
-            else:
-                await self._refuse(client, path, errors.Draining("This replica is shutting down.", retry_after=1))
-        except Exception:
-            log.exception("internal error")
-            await self._refuse(client, path, errors.RouterError("The router failed to handle this request."))
-        finally:
-            self.active -= 1
-            client.detach()
+            client.refuse(error)
+        return client
 
-    def _authorise(self, client: Client) -> None:
-        headers = client.headers
-        if self._keys and not self._keys.admit(first(headers, b"authorization"), first(headers, b"x-api-key")):
-            raise errors.Unauthorized("A valid API key is required.")
+    def begin(self, client: Client) -> None:
+        """Serve a whole request in a task of its own, or answer it with its refusal."""
+        if client.refusal is not None:
+            self._refuse(client, client.refusal)
+            return
+        self.active += 1
+        client.task = client.spawn(partial(self._serve, client))
 
-    def _left(self, client: Client) -> None:
+    def left(self, client: Client) -> None:
+        """Nobody is there any more to answer."""
         self._metrics.outcomes.inc(("client_abort",))
         self._metrics.aborts.inc((client.stage,))
 
-    async def _refuse(self, client: Client, path: str, error: errors.RouterError) -> None:
+    def rejected(self, error: errors.RouterError) -> None:
+        """A request that was refused before it was whole."""
+        self._metrics.requests.inc(("", "", "", str(error.status)))
+        self._metrics.outcomes.inc(("bad_request",))
+
+    # ------------------------------------------------------------------------------------------------------
+
+    def _check(self, client: Client) -> None:
+        headers = client.headers
+        if self._keys and not self._keys.admit(first(headers, b"authorization"), first(headers, b"x-api-key")):
+            raise errors.Unauthorized("A valid API key is required.")
+        allowed = b"GET" if client.stored is not None and not client.stored[1] else b"POST"
+        if client.method != allowed:
+            verb = allowed.decode()
+            raise errors.MethodNotAllowed(f"Use {verb} on this route.", allow=verb)
+        if first(headers, b"content-encoding") not in (None, b"identity"):
+            raise errors.UnsupportedMediaType("Compressed request bodies are not accepted.")
+        declared = first(headers, b"content-length")
+        if declared is not None and int(declared) > client.limit:
+            raise errors.PayloadTooLarge(f"The body is larger than {client.limit} bytes.")
+
+    async def _serve(self, client: Client) -> None:
+        try:
+            if client.route is not None:
+                await self._dispatcher.serve(client, client.route)
+            elif client.stored is not None:
+                await self._stored.serve(client, *client.stored)
+        except errors.RouterError as error:
+            self._refuse(client, error)
+        except asyncio.CancelledError:
+            # Cancelled for this request alone: its client has left, or the server's grace is over.
+            if client.gone:
+                self.left(client)
+            else:
+                self._refuse(client, errors.Draining("This replica is shutting down.", retry_after=1))
+        except Exception:
+            log.exception("internal error")
+            self._refuse(client, errors.RouterError("The router failed to handle this request."))
+        finally:
+            self.active -= 1
+            client.let_body_go()
+            client.task = None
+
+    def _refuse(self, client: Client, error: errors.RouterError) -> None:
         """Count a request that ends with an error of the router's own, and say so to the client."""
         if client.started:
             self._metrics.outcomes.inc(("midstream_abort",))
             client.break_off()
             return
-        self._metrics.requests.inc((path if path in ROUTES else "/v1/responses/{id}", "", "", str(error.status)))
+        self._metrics.requests.inc((client.path, "", "", str(error.status)))
         if isinstance(error, errors.ClientError):
             self._metrics.outcomes.inc(("bad_request",))
         elif isinstance(error, errors.Unavailable):
@@ -113,9 +146,4 @@ class Entry:
             self._metrics.shed.inc((error.code,))
         else:
             self._metrics.outcomes.inc(("upstream_error",))
-        await client.answer_error(error)
-
-
-def _require(method: str, allowed: str) -> None:
-    if method != allowed:
-        raise errors.MethodNotAllowed(f"Use {allowed} on this route.", allow=allowed)
+        client.answer_error(error)

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from router import errors
 from router.calibration import TokenRatios, Usage, Verdict, judge
+from router.dataplane.attempts import Outcome, outcome_of_status
 from router.dataplane.client import Client
 from router.dataplane.headers import Headers, first, returned_headers
 from router.dataplane.sse import Tap
@@ -88,13 +89,13 @@ class Relay:
             response.close()
         return None
 
-    async def send_kept(self, job: Job, kept: Kept) -> None:
+    def send_kept(self, job: Job, kept: Kept) -> None:
         """Pass a refusal on after all."""
-        headers = [*kept.headers, (b"content-length", str(len(kept.body)).encode())]
+        headers = [*kept.headers]
         self._reveal_decision(job, headers)
+        job.client.start(kept.status, headers, len(kept.body))
+        job.client.write(kept.body, more=False)
         self._count(job, kept.status, "ok" if kept.status < 500 else "upstream_error")
-        await job.client.start(kept.status, headers)
-        await job.client.write(kept.body, more=False)
 
     async def run(self, job: Job, placement: Placement, response: UpstreamResponse) -> None:
         """Pass a whole answer on; a failure after the first byte ends it visibly broken."""
@@ -116,15 +117,13 @@ class Relay:
         if not pending:
             self._answered(job, placement, response, tap)
         headers = returned_headers(response.headers)
-        length = response.content_length
-        if length is not None:
-            headers.append((b"content-length", str(length).encode()))
         self._reveal_decision(job, headers)
-        await client.start(response.status, headers)
+        client.start(response.status, headers, response.content_length)
         try:
             while not response.complete:
-                if piece:
-                    await client.write(piece, more=True)
+                client.write(piece, more=True)
+                if client.paused:
+                    await client.drain()
                 piece = await response.read()
                 if not piece:
                     break
@@ -134,18 +133,15 @@ class Relay:
                         pending = False
                         self._answered(job, placement, response, tap)
         except errors.RouterError as error:
-            await self._broken(job, placement, tap, error)
+            self._broken(job, placement, tap, error)
             return
         except asyncio.CancelledError:
             if client.gone:
                 raise
-            # The server's grace is over; what was cancelled is this answer, not the process.
-            task = asyncio.current_task()
-            assert task is not None
-            task.uncancel()
-            await self._broken(job, placement, tap, errors.Draining("This replica is shutting down."))
+            # The server's grace is over.
+            self._broken(job, placement, tap, errors.Draining("This replica is shutting down."))
             return
-        await client.write(piece, more=False)
+        client.write(piece, more=False)
         self._complete(job, placement, response, tap)
 
     def _tap(self, job: Job, response: UpstreamResponse) -> Tap | None:
@@ -157,7 +153,8 @@ class Relay:
     def _answered(self, job: Job, placement: Placement, response: UpstreamResponse, tap: Tap | None) -> None:
         """The first byte is here: the worker works, and if it served the prompt it owns it now."""
         now = self._clock()
-        passive.served(self._registry, placement.worker, now)
+        if outcome_of_status(response.status) is Outcome.ANSWERED:
+            passive.served(self._registry, placement.worker, now)
         record = job.record
         if response.status >= 300 or (tap is not None and tap.failed_at_once):
             return
@@ -175,12 +172,13 @@ class Relay:
             if len(self._homes) > MAX_RESPONSE_HOMES:
                 self._homes.popitem(last=False)
 
-    async def _broken(self, job: Job, placement: Placement, tap: Tap | None, error: errors.RouterError) -> None:
+    def _broken(self, job: Job, placement: Placement, tap: Tap | None, error: errors.RouterError) -> None:
         self._metrics.upstream_errors.inc((placement.worker.id, "midstream"))
+        told = tap is not None and tap.events and tap.between_events
+        if told:
+            job.client.write(error_event(error), more=True)
+        job.client.break_off(told=told)
         self._count(job, job.client.status, "midstream_abort")
-        if tap is not None and tap.events and tap.between_events:
-            await job.client.write(error_event(error), more=True)
-        job.client.break_off()
 
     def _complete(self, job: Job, placement: Placement, response: UpstreamResponse, tap: Tap | None) -> None:
         self._count(job, response.status, "upstream_error" if response.status >= 500 else "ok")

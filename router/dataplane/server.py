@@ -1,7 +1,8 @@
-"""The downstream protocol: uvicorn's httptools protocol, made strict and given deadlines.
+"""The downstream protocol: uvicorn's httptools protocol, made strict, given deadlines, and short for inference.
 
 httptools leaves open what a proxy must not: both length headers at once, several Host headers, header sections of any
-size, and clients that never finish. What is refused here never reaches a worker.
+size, and clients that never finish. What is refused here never reaches a worker. Inference requests become a `Client`
+and bypass ASGI; all others take uvicorn's way to the control plane.
 """
 
 from __future__ import annotations
@@ -9,17 +10,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from router.dataplane.client import Client
 from router.errors import BadRequest, HeadersTooLarge, PayloadTooLarge, RequestTimeout, RouterError
 from router.wire import error_body, plain_response
 
-CONNECTION = "router.connection"
 _ids = itertools.count(1)
+# A read brings up to this much at once, so this much more than the limit may arrive before it is noticed.
+_READ_SLACK = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,23 +35,46 @@ class Bounds:
     header_seconds: float = 10.0
     body_seconds: float = 60.0
     write_stall_seconds: float = 60.0
+    keep_alive_seconds: float = 75.0
+
+
+class Gate(Protocol):
+    """Who decides about requests: the data plane's entry."""
+
+    def admit(self, connection: RouterProtocol, method: bytes, path: bytes, query: bytes) -> Client | None:
+        """A client for an inference request, perhaps refused already; None for the control plane's requests."""
+        ...
+
+    def begin(self, client: Client) -> None:
+        """The request is whole and its turn has come."""
+        ...
+
+    def left(self, client: Client) -> None:
+        """The connection was lost before the request was whole."""
+        ...
+
+    def rejected(self, error: RouterError) -> None:
+        """A request was refused before it was one."""
+        ...
 
 
 class RouterProtocol(HttpToolsProtocol):
     """One client connection."""
 
-    bounds: ClassVar[Bounds] = Bounds()
-    open_connections: ClassVar[set[RouterProtocol]] = set()
+    bounds: ClassVar[Bounds]
+    gate: ClassVar[Gate]
+    open_connections: ClassVar[set[RouterProtocol]]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.on_gone: Callable[[], None] | None = None
         self.rejection: RouterError | None = None
         # Deadlines are looked at by one sweep for all connections; a timer for each would cost more than a request.
         self.waiting_since = time.monotonic()
         self.waiting_for = "header"
         self.stalled_since: float | None = None
+        self._serving: Client | None = None
         self._header_bytes = 0
+        self._unparsed = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -57,8 +83,13 @@ class RouterProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.open_connections.discard(self)
         super().connection_lost(exc)
-        if self.on_gone is not None:
-            self.on_gone()
+        waiting = [cycle for cycle, _ in self.pipeline]
+        for cycle in (self._serving, *waiting, self.cycle):
+            if isinstance(cycle, Client) and not cycle.gone and not cycle.response_complete:
+                cycle.lost()
+                if cycle.task is None:
+                    self.gate.left(cycle)
+        self.pipeline.clear()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -68,52 +99,140 @@ class RouterProtocol(HttpToolsProtocol):
         super().resume_writing()
         self.stalled_since = None
 
-    # -- parser callbacks ------------------------------------------------------------------------------
+    def data_received(self, data: bytes) -> None:
+        if self.rejection is not None:
+            return
+        self._unparsed += len(data)
+        super().data_received(data)
+        if self.waiting_for == "header" and self._unparsed > self.bounds.header_bytes + _READ_SLACK:
+            # A single field that never ends is held back by the parser, so no callback counts it.
+            self.rejection = HeadersTooLarge(f"More than {self.bounds.header_bytes} bytes of header fields.")
+            self.send_400_response("")
+
+    # -- parser callbacks ----------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self.scope[CONNECTION] = self  # type: ignore[literal-required]
+        self.url = b""
+        self.headers = []
+        self.expect_100_continue = False
         self._header_bytes = 0
         self.waiting_since = time.monotonic()
         self.waiting_for = "header"
 
     def on_url(self, url: bytes) -> None:
-        super().on_url(url)
+        self.url += url
         self._count(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        super().on_header(name, value)
+        self.headers.append((name.lower(), value))
         self._count(len(name) + len(value) + 4)
-        if len(self.headers) > self.bounds.header_count:
-            self._reject(HeadersTooLarge(f"More than {self.bounds.header_count} header fields."))
 
     def on_headers_complete(self) -> None:
         self._check_framing()
         self.waiting_since = time.monotonic()
         self.waiting_for = "body"
-        super().on_headers_complete()
+        self._unparsed = 0
+        path, _, query = self.url.partition(b"?")
+        client = self.gate.admit(self, self.parser.get_method(), path, query)
+        if client is None:
+            self._to_control()
+            return
+        before = self.cycle
+        self.cycle = client  # type: ignore[assignment]
+        if before is None or before.response_complete:
+            client.turn = True
+            self._serving = client
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((client, self.app))  # type: ignore[arg-type]
+        if self.expect_100_continue:
+            self._continue(client)
+
+    def on_body(self, body: bytes) -> None:
+        client = self.cycle
+        if isinstance(client, Client):
+            try:
+                client.feed(body)
+            except PayloadTooLarge as error:
+                self._reject(error)
+        else:
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
         self.waiting_for = ""
-        super().on_message_complete()
+        self._unparsed = 0
+        client = self.cycle
+        if isinstance(client, Client):
+            client.whole = True
+            if client.turn and not client.response_complete:
+                self.gate.begin(client)
+        else:
+            super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        super().on_response_complete()
+        """An answer has ended: the next request on the connection, or rest."""
+        self._serving = None
+        if isinstance(self.cycle, Client) and not self.pipeline:
+            self.server_state.total_requests += 1
+            if not self.transport.is_closing():
+                self.flow.resume_reading()
+        else:
+            super().on_response_complete()
         if not self.waiting_for:
             self.waiting_since = time.monotonic()
 
-    # -- refusals --------------------------------------------------------------------------------------
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        """uvicorn's moment for the next request in line."""
+        if not isinstance(cycle, Client):
+            super()._start_asgi_task(cycle, app)
+            return
+        cycle.turn = True
+        self._serving = cycle
+        if cycle.whole:
+            self.gate.begin(cycle)
+
+    def spawn(self, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+        """A task that the server's shutdown waits for."""
+        task: asyncio.Task[None] = self.loop.create_task(work())  # type: ignore[arg-type]
+        task.add_done_callback(self.tasks.discard)
+        self.tasks.add(task)
+        return task
+
+    def _to_control(self) -> None:
+        """Let uvicorn begin the message after all, now that it is known to be its own."""
+        url, headers, expects = self.url, self.headers, self.expect_100_continue
+        super().on_message_begin()
+        self.url, self.headers, self.expect_100_continue = url, headers, expects
+        self.scope["headers"] = headers
+        super().on_headers_complete()
+
+    def _continue(self, client: Client) -> None:
+        if client.refusal is None:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        elif client.turn:
+            # The client waits for leave to send its body, and will not get it.
+            self.gate.begin(client)
+
+    # -- refusals ------------------------------------------------------------------------------------------
 
     def send_400_response(self, msg: str) -> None:
         """Called for anything that the parser or a check refused."""
         error = self.rejection or BadRequest("The request is not well-formed HTTP.")
-        busy = self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete
-        if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
-        if busy:
+        self.rejection = error
+        if self.transport.is_closing():
+            return
+        serving = self._serving
+        if serving is not None and serving.task is not None:
+            # An answer to an earlier request is under way; another one can't be put into it.
             self.transport.abort()
             return
+        self.gate.rejected(error)
+        if isinstance(self.cycle, Client) and not self.cycle.response_complete:
+            self.cycle.refuse(error)
+            self.cycle.response_complete = self.cycle.disconnected = True
+        elif self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
         self.transport.write(plain_response(error.status, error_body(error), request_id=f"rejected-{next(_ids)}"))
         self.transport.close()
 
@@ -121,10 +240,11 @@ class RouterProtocol(HttpToolsProtocol):
         self._header_bytes += size
         if self._header_bytes > self.bounds.header_bytes:
             self._reject(HeadersTooLarge(f"More than {self.bounds.header_bytes} bytes of header fields."))
+        if len(self.headers) > self.bounds.header_count:
+            self._reject(HeadersTooLarge(f"More than {self.bounds.header_count} header fields."))
 
     def _check_framing(self) -> None:
-        hosts = lengths = 0
-        chunked = False
+        hosts = lengths = codings = 0
         for name, value in self.headers:
             if name == b"host":
                 hosts += 1
@@ -132,15 +252,21 @@ class RouterProtocol(HttpToolsProtocol):
                 lengths += 1
                 self._check_length(value)
             elif name == b"transfer-encoding":
-                if value.strip().lower() != b"chunked" or chunked:
+                codings += 1
+                if value.strip().lower() != b"chunked":
                     self._reject(BadRequest("Only one transfer coding, chunked, is understood."))
-                chunked = True
-        version = self.parser.get_http_version()
-        if lengths > 1 or (lengths and chunked):
+            elif name == b"expect":
+                self.expect_100_continue = value.strip().lower() == b"100-continue"
+        if lengths + codings > 1:
             self._reject(BadRequest("The length of the body is given more than once."))
-        if chunked and version == "1.0":
+        if hosts != 1 or codings:
+            self._check_version(hosts, codings)
+
+    def _check_version(self, hosts: int, codings: int) -> None:
+        old = self.parser.get_http_version() == "1.0"
+        if codings and old:
             self._reject(BadRequest("HTTP/1.0 has no chunked bodies."))
-        if hosts > 1 or (hosts == 0 and version != "1.0"):
+        if hosts > 1 or (hosts == 0 and not old):
             self._reject(BadRequest("A request has exactly one Host header."))
 
     def _check_length(self, value: bytes) -> None:
@@ -153,36 +279,34 @@ class RouterProtocol(HttpToolsProtocol):
         self.rejection = error
         raise error
 
-    # -- deadlines -------------------------------------------------------------------------------------
+    # -- deadlines -----------------------------------------------------------------------------------------
 
     @classmethod
     def sweep(cls, now: float) -> None:
         """Close what has taken too long; called about once a second."""
-        bounds = cls.bounds
         for connection in tuple(cls.open_connections):
-            if connection.stalled_since is not None and now - connection.stalled_since > bounds.write_stall_seconds:
-                connection.transport.abort()
-            elif connection.waiting_for:
-                limit = bounds.header_seconds if connection.waiting_for == "header" else bounds.body_seconds
-                if now - connection.waiting_since > limit:
-                    connection._too_slow()
+            connection._check_deadlines(now)
+
+    def _check_deadlines(self, now: float) -> None:
+        bounds = self.bounds
+        waited = now - self.waiting_since
+        if self.stalled_since is not None and now - self.stalled_since > bounds.write_stall_seconds:
+            self.transport.abort()
+        elif self.waiting_for == "header":
+            # A connection that has been used may rest; one that has begun a request, or never did, may not.
+            if waited > bounds.header_seconds:
+                self._too_slow()
+        elif self.waiting_for == "body":
+            if waited > bounds.body_seconds:
+                self._too_slow()
+        elif (self.cycle is None or self.cycle.response_complete) and waited > bounds.keep_alive_seconds:
+            self.transport.close()
 
     def _too_slow(self) -> None:
-        if self.transport.is_closing():
-            return
         self.rejection = RequestTimeout("The request did not arrive in time.")
         self.send_400_response("")
 
-    def break_off(self) -> None:
-        """End an answer so that nobody takes it for complete: no last chunk, and a reset where that shows nothing."""
-        cycle: RequestResponseCycle = self.cycle
-        cycle.disconnected = True
-        if cycle.chunked_encoding or cycle.expected_content_length > 0:
-            self.transport.close()
-        else:
-            self.transport.abort()
 
-
-def protocol_class(bounds: Bounds) -> type[RouterProtocol]:
-    """The protocol with these bounds and its own set of connections."""
-    return type("BoundProtocol", (RouterProtocol,), {"bounds": bounds, "open_connections": set()})
+def protocol_class(bounds: Bounds, gate: Gate) -> type[RouterProtocol]:
+    """The protocol with these bounds, this gate and its own set of connections."""
+    return type("BoundProtocol", (RouterProtocol,), {"bounds": bounds, "gate": gate, "open_connections": set()})

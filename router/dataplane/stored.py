@@ -30,7 +30,7 @@ class StoredResponses:
 
     async def serve(self, client: Client, name: str, action: str) -> None:
         """Pass the request to the worker that keeps the response."""
-        body = await client.read_body(64 * 1024)
+        body = client.take_body()
         workers = self._to_ask(name)
         if not workers:
             raise errors.Unavailable("No worker is ready.", retry_after=2)
@@ -62,26 +62,25 @@ class StoredResponses:
         path = f"/v1/responses/{name}" + (f"/{action}" if action else "")
         query = b"?" + client.query if client.query else b""
         head = upstream_head(
-            client.method.encode(),
+            client.method,
             target.base_path + path.encode() + query,
             target.authority,
             client.headers,
-            len(body) if client.method == "POST" else None,
+            len(body) if client.method == b"POST" else None,
             client.request_id,
             target.authorization,
         )
-        return await target.pool.request(head, body, method=client.method.encode())
+        return await target.pool.request(head, body, method=client.method)
 
     async def _pass_on(self, client: Client, worker: Worker, response: UpstreamResponse) -> None:
         try:
-            headers = returned_headers(response.headers)
-            if response.content_length is not None:
-                headers.append((b"content-length", str(response.content_length).encode()))
             self._metrics.requests.inc((ENDPOINT, "", worker.id, str(response.status)))
             self._metrics.outcomes.inc(("ok" if response.status < 500 else "upstream_error",))
-            await client.start(response.status, headers)
+            client.start(response.status, returned_headers(response.headers), response.content_length)
             while piece := await response.read():
-                await client.write(piece, more=True)
-            await client.write(b"", more=False)
+                client.write(piece, more=True)
+                if client.paused:
+                    await client.drain()
+            client.write(b"", more=False)
         finally:
             response.close()
