@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import time
 
@@ -220,7 +221,7 @@ async def test_bytes_the_loop_has_not_delivered_yet_are_seen_before_reuse() -> N
 
 
 async def test_idle_connections_go_after_their_time() -> None:
-    async with worker(echo_length) as it, pool_for(it.origin, keep_alive_seconds=0.08) as pool:
+    async with worker(echo_length) as it, pool_for(it.origin, keep_alive_seconds=0.3) as pool:
         await asyncio.gather(*(ask(pool) for _ in range(5)))
         assert pool.statistics().idle == 5
         await eventually(lambda: pool.statistics().open == 0)
@@ -328,13 +329,15 @@ async def test_a_reader_that_does_not_read_holds_the_worker_up() -> None:
             await side.writer.drain()
         await side.gone()
 
-    async with worker(script) as it, pool_for(it.origin, idle_seconds=0.05) as pool:
+    async with worker(script) as it, pool_for(it.origin) as pool:
         response = await ask(pool)
         held_up_at = -1
         while held_up_at != sent:  # until the worker stands still
             held_up_at = sent
             await asyncio.sleep(0.1)
-        assert held_up_at < 16 << 20  # the sockets' buffers and ours, and a pause longer than the idle limit
+        assert held_up_at < 16 << 20  # the sockets' buffers and ours
+        (connection,) = pool._open
+        assert connection.deadline == math.inf  # the worker is not silent, it is not listened to
         first = response.read_nowait()
         assert len(first) < 262144 * 2 + 65536
         count = len(first)
@@ -343,6 +346,7 @@ async def test_a_reader_that_does_not_read_holds_the_worker_up() -> None:
             assert piece[:1] == block[count % 256 : count % 256 + 1]
             assert len(piece) < 262144 * 2 + 65536
             count += len(piece)
+            assert count == size or connection.deadline < math.inf
         assert count == size
         assert response.complete
         assert pool.statistics().idle == 1

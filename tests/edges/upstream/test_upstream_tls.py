@@ -12,9 +12,7 @@ import pytest
 from router import errors
 from tests.edges.upstream.rig import CHUNKED, HELLO, WorkerSide, ask, chunk, eventually, pool_for, read_all, worker
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("openssl") is None, reason="needs the openssl command"
-)
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command")
 
 
 @pytest.fixture(scope="module")
