@@ -1,23 +1,23 @@
 """The ownership map: which worker holds which blocks, flat, bounded, and forgotten with the worker's epoch.
 
-Three views of the same (owner, block) pairs:
+A *touch* is one use of one prompt on one worker, and the shared "last use" of all blocks that it holds. Two views:
 
-- `_masks`: block -> bit set of owners, so that one walk over a prompt's hashes answers for the whole fleet;
-- `Owner.blocks`: the owner's flat map, block -> the touch that used it last;
-- `_touches`: all touches in order of use, the queue from which the oldest pairs are evicted.
+- `_held`: block -> the touch that used it last, or, where several workers own the block, one touch of each with a bit
+  set of the owners, so that one walk over a prompt's hashes answers for the whole fleet;
+- each owner's touches in order of use, a linked list. A later touch takes its blocks from the earlier ones, which
+  disappear when nothing is left of them, so both views always hold the same pairs and nothing needs sweeping.
 
-A touch is one use of one prompt on one worker, and it is the shared "last use" of all blocks it names: a pair belongs
-to the touch that its owner's map points to, so refreshing a block is one assignment and no queue is ever reordered.
-Touches list their blocks deepest first. Eviction therefore never takes a parent before its child.
-
-A tentative touch is a claim made at dispatch, before the worker has answered: it names only blocks that are new to
-the worker, counts for a few seconds, and is withdrawn if the request fails.
+Touches list their blocks deepest first. Eviction therefore never takes a parent before its child. A tentative touch
+is a claim made at dispatch, before the worker has answered: it names only blocks that are new to the worker, counts
+for a few seconds, and is withdrawn if the request fails.
 """
 
 from __future__ import annotations
 
+import heapq
+import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,29 +27,66 @@ CHORES = 256
 
 
 class Touch:
-    """One use of one prompt's blocks on one owner; `blocks` is deepest first, `expires` in the caller's clock."""
+    """One use of one prompt on one owner, and the blocks it still holds; `expires` in the caller's clock.
 
-    __slots__ = ("at", "blocks", "expires", "owner", "tentative")
+    `above` is the block just above the shallowest one held here: a later and shorter prompt took the rest.
+    """
 
-    def __init__(self, owner: Owner, blocks: list[int], at: float, expires: float, *, tentative: bool) -> None:
+    __slots__ = ("above", "blocks", "earlier", "expires", "later", "owner", "sequence", "tentative")
+
+    def __init__(self, owner: Owner, blocks: list[int], above: int | None, expires: float, *, tentative: bool) -> None:
         self.owner = owner
         self.blocks = blocks
-        self.at = at
+        self.above = above
         self.expires = expires
         self.tentative = tentative
+        self.sequence = 0
+        self.earlier: Touch | None = None
+        self.later: Touch | None = None
 
 
 class Owner:
-    """One epoch of one worker's cache, as the map sees it."""
+    """One epoch of one worker's cache: how many blocks it holds, and its touches from the oldest to the newest."""
 
-    __slots__ = ("bit", "blocks", "epoch", "slot", "worker")
+    __slots__ = ("bit", "epoch", "newest", "oldest", "pairs", "queued", "worker")
 
-    def __init__(self, worker: str, epoch: float, slot: int) -> None:
+    def __init__(self, worker: str, epoch: float, bit: int) -> None:
         self.worker = worker
         self.epoch = epoch
-        self.slot = slot
-        self.bit = 1 << slot
-        self.blocks: dict[int, Touch] = {}
+        self.bit = bit
+        self.pairs = 0
+        self.oldest: Touch | None = None
+        self.newest: Touch | None = None
+        self.queued = False
+
+    def append(self, touch: Touch) -> None:
+        touch.earlier = self.newest
+        if self.newest is None:
+            self.oldest = touch
+        else:
+            self.newest.later = touch
+        self.newest = touch
+
+    def remove(self, touch: Touch) -> None:
+        if touch.earlier is None:
+            self.oldest = touch.later
+        else:
+            touch.earlier.later = touch.later
+        if touch.later is None:
+            self.newest = touch.earlier
+        else:
+            touch.later.earlier = touch.earlier
+        touch.earlier = touch.later = None
+
+
+class Shared:
+    """A block that several owners hold: their bits, and each one's touch by its bit."""
+
+    __slots__ = ("mask", "touches")
+
+    def __init__(self, first: Touch, second: Touch) -> None:
+        self.touches = {first.owner.bit: first, second.owner.bit: second}
+        self.mask = first.owner.bit | second.owner.bit
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +107,15 @@ class AffinityMap:
         self.ttl = ttl_seconds
         self.tentative_ttl = tentative_seconds
         self.evictions: dict[EvictionCause, int] = {"capacity": 0, "expired": 0, "epoch": 0}
-        self._masks: dict[int, int] = {}
+        self._held: dict[int, Touch | Shared] = {}
         self._owners: dict[str, Owner] = {}
-        self._slots: list[Owner | None] = []
-        self._free: list[int] = []
         self._live = 0
-        self._touches: deque[Touch] = deque()
-        self._queued = 0
+        self._bits = 0
+        self._free: list[int] = []
         self._pairs = 0
+        self._sequence = 0
+        # The oldest touch of every owner; entries may be too early, never too late, and are corrected when met.
+        self._fronts: list[tuple[int, Owner]] = []
         self._graveyard: deque[Owner] = deque()
 
     def __len__(self) -> int:
@@ -86,7 +124,7 @@ class AffinityMap:
     def blocks_of(self, worker: str) -> int:
         """How many blocks the worker owns."""
         owner = self._owners.get(worker)
-        return len(owner.blocks) if owner else 0
+        return owner.pairs if owner else 0
 
     def epoch_of(self, worker: str) -> float | None:
         """The epoch whose blocks are held for the worker, if any."""
@@ -96,18 +134,12 @@ class AffinityMap:
     def set_epoch(self, worker: str, epoch: float) -> bool:
         """Make this the worker's epoch; a later one forgets the earlier blocks in O(1). True if anything changed."""
         owner = self._owners.get(worker)
+        # An epoch that is no number would never give way to another.
+        if not math.isfinite(epoch) or (owner is not None and epoch <= owner.epoch):
+            return False
         if owner is not None:
-            if epoch <= owner.epoch:
-                return False
             self._bury(owner)
-        slot = self._free.pop() if self._free else len(self._slots)
-        fresh = Owner(worker, epoch, slot)
-        if slot == len(self._slots):
-            self._slots.append(fresh)
-        else:
-            self._slots[slot] = fresh
-        self._owners[worker] = fresh
-        self._live |= fresh.bit
+        self._settle(worker, epoch)
         return True
 
     def forget(self, worker: str) -> None:
@@ -118,28 +150,38 @@ class AffinityMap:
 
     def clear(self, worker: str) -> None:
         """Forget the worker's blocks within its epoch: its cache was emptied without a restart."""
-        owner = self._owners.pop(worker, None)
+        owner = self._owners.get(worker)
         if owner is not None:
             self._bury(owner)
-            self.set_epoch(worker, owner.epoch)
+            self._settle(worker, owner.epoch)
 
     def match(self, hashes: Sequence[int], now: float) -> dict[str, int]:
         """Per worker that owns anything of the prompt, the number of leading blocks believed shared (deepest owned)."""
         depths: dict[str, int] = {}
         unseen = self._live
-        masks = self._masks
-        for depth in range(len(hashes), 0, -1):
-            block = hashes[depth - 1]
-            found = masks.get(block, 0) & unseen
-            while found:
-                bit = found & -found
-                found ^= bit
-                owner = self._slots[bit.bit_length() - 1]
-                if owner is not None and owner.blocks[block].expires > now:
-                    depths[owner.worker] = depth
-                    unseen ^= bit
-            if not unseen:
-                break
+        held = self._held
+        depth = len(hashes)
+        last = None
+        for block in reversed(hashes):
+            holder = held.get(block)
+            if holder is not None and holder is not last:
+                last = holder
+                if isinstance(holder, Touch):
+                    if holder.owner.bit & unseen and holder.expires > now:
+                        depths[holder.owner.worker] = depth
+                        unseen ^= holder.owner.bit
+                else:
+                    found = holder.mask & unseen
+                    while found:
+                        bit = found & -found
+                        found ^= bit
+                        touch = holder.touches[bit]
+                        if touch.expires > now:
+                            depths[touch.owner.worker] = depth
+                            unseen ^= bit
+                if not unseen:
+                    break
+            depth -= 1
         return depths
 
     def claim(self, worker: str, hashes: Sequence[int], now: float) -> Touch | None:
@@ -147,20 +189,18 @@ class AffinityMap:
         owner = self._owners.get(worker)
         if owner is None:
             return None
-        known = owner.blocks
-        new = [block for block in reversed(hashes) if (held := known.get(block)) is None or held.expires <= now]
-        if not new:
+        known = self._depth_of(owner, hashes, now, tentative=True)
+        if known == len(hashes):
             return None
-        touch = Touch(owner, new, now, now + self.tentative_ttl, tentative=True)
+        above = hashes[known - 1] if known else None
+        touch = Touch(owner, list(reversed(hashes[known:])), above, now + self.tentative_ttl, tentative=True)
         self._add(touch, now)
         return touch
 
     def withdraw(self, touch: Touch) -> None:
         """Take a tentative claim back: the worker did not serve the prompt after all."""
         if touch.tentative:
-            for block in touch.blocks:
-                if touch.owner.blocks.get(block) is touch:
-                    self._drop(touch.owner, block)
+            self._drop(touch, len(touch.blocks))
 
     def record(self, worker: str, epoch: float, hashes: Sequence[int], now: float) -> Delta | None:
         """The worker served this prompt in this epoch: it owns all its blocks. None if nothing was learned.
@@ -170,15 +210,9 @@ class AffinityMap:
         owner = self._owners.get(worker)
         if owner is None or owner.epoch != epoch or not hashes:
             return None
-        known = owner.blocks
-        base = None
-        first_new = len(hashes)
-        while first_new and ((touch := known.get(hashes[first_new - 1])) is None or touch.tentative):
-            first_new -= 1
-        if first_new:
-            base = hashes[first_new - 1]
-        self._add(Touch(owner, list(reversed(hashes)), now, now + self.ttl, tentative=False), now)
-        return Delta(worker, epoch, base, tuple(hashes[first_new:]))
+        known = self._depth_of(owner, hashes, now, tentative=False)
+        self._add(Touch(owner, list(reversed(hashes)), None, now + self.ttl, tentative=False), now)
+        return Delta(worker, epoch, hashes[known - 1] if known else None, tuple(hashes[known:]))
 
     def apply(self, delta: Delta, now: float) -> bool:
         """Another replica's news: its new blocks, and a touch on those before them. False if it is out of date."""
@@ -189,7 +223,7 @@ class AffinityMap:
         if delta.base is not None:
             blocks += self._chain_to(owner, delta.base)
         if blocks:
-            self._add(Touch(owner, blocks, now, now + self.ttl, tentative=False), now)
+            self._add(Touch(owner, blocks, None, now + self.ttl, tentative=False), now)
         return True
 
     def tick(self, now: float) -> None:
@@ -199,108 +233,175 @@ class AffinityMap:
 
     def statistics(self) -> dict[str, int]:
         """Blocks per worker."""
-        return {worker: len(owner.blocks) for worker, owner in self._owners.items()}
+        return {worker: owner.pairs for worker, owner in self._owners.items()}
+
+    def _touch_of(self, owner: Owner, block: int) -> Touch | None:
+        holder = self._held.get(block)
+        if isinstance(holder, Shared):
+            return holder.touches.get(owner.bit)
+        return holder if holder is not None and holder.owner is owner else None
+
+    def _depth_of(self, owner: Owner, hashes: Sequence[int], now: float, *, tentative: bool) -> int:
+        """How deep the owner's blocks reach into the prompt; claims count only if `tentative`."""
+        held = self._held
+        depth = len(hashes)
+        for block in reversed(hashes):
+            if block in held:
+                touch = self._touch_of(owner, block)
+                if touch is not None and touch.expires > now and (tentative or not touch.tentative):
+                    break
+            depth -= 1
+        return depth
 
     def _chain_to(self, owner: Owner, base: int) -> list[int]:
-        """The blocks up to and including `base`, deepest first, as the touch that used it last named them."""
-        touch = owner.blocks.get(base)
-        return touch.blocks[touch.blocks.index(base) :] if touch else [base]
+        """The blocks up to and including `base`, deepest first, as the touches that used them last named them."""
+        chain: list[int] = []
+        block: int | None = base
+        while block is not None and len(chain) < CHORES:
+            touch = self._touch_of(owner, block)
+            if touch is None:
+                break
+            chain += touch.blocks[touch.blocks.index(block) :]
+            block = touch.above
+        return chain or [base]
 
     def _add(self, touch: Touch, now: float) -> None:
+        distinct = set(touch.blocks)
+        if len(distinct) != len(touch.blocks):
+            touch.blocks = list(dict.fromkeys(touch.blocks))
+        self._sequence += 1
+        touch.sequence = self._sequence
+        losers = self._hold(touch)
         owner = touch.owner
-        known = owner.blocks
-        masks = self._masks
-        bit = owner.bit
-        before = len(known)
-        for block in touch.blocks:
-            if block not in known:
-                masks[block] = masks.get(block, 0) | bit
-            known[block] = touch
-        self._pairs += len(known) - before
-        self._touches.append(touch)
-        self._queued += len(touch.blocks)
+        owner.append(touch)
+        if not owner.queued:
+            owner.queued = True
+            heapq.heappush(self._fronts, (touch.sequence, owner))
+        for loser in losers:
+            self._trim(loser, distinct)
         self._expire(now, CHORES)
         if self._pairs > self.max_blocks:
-            self._evict(self._pairs - self.max_blocks, "capacity")
-        if self._queued > 2 * self.max_blocks + 4 * CHORES:
-            self._compact()
+            self._evict(self._pairs - self.max_blocks)
         self._clean_graves(CHORES)
 
-    def _drop(self, owner: Owner, block: int) -> None:
-        del owner.blocks[block]
-        self._pairs -= 1
-        self._unmask(block, owner.bit)
+    def _hold(self, touch: Touch) -> set[Touch]:
+        """Make the touch the holder of its blocks for its owner; returns the touches that it took blocks from."""
+        owner = touch.owner
+        bit = owner.bit
+        held = self._held
+        losers: set[Touch] = set()
+        last = None
+        new = 0
+        for block in touch.blocks:
+            holder = held.get(block)
+            if holder is None:
+                held[block] = touch
+                new += 1
+            elif not isinstance(holder, Touch):
+                loser = holder.touches.get(bit)
+                holder.touches[bit] = touch
+                if loser is None:
+                    holder.mask |= bit
+                    new += 1
+                else:
+                    losers.add(loser)
+            elif holder.owner is owner:
+                held[block] = touch
+                if holder is not last:
+                    last = holder
+                    losers.add(holder)
+            else:
+                held[block] = Shared(holder, touch)
+                new += 1
+        owner.pairs += new
+        self._pairs += new
+        return losers
 
-    def _unmask(self, block: int, bit: int) -> None:
-        mask = self._masks.get(block, 0) & ~bit
-        if mask:
-            self._masks[block] = mask
-        else:
-            self._masks.pop(block, None)
+    def _trim(self, loser: Touch, taken: set[int]) -> None:
+        """Take blocks that a later touch holds now from an earlier one."""
+        kept = [block for block in loser.blocks if block not in taken]
+        if not kept:
+            loser.owner.remove(loser)
+        elif (shallowest := loser.blocks.index(kept[-1]) + 1) < len(loser.blocks):
+            loser.above = loser.blocks[shallowest]
+        loser.blocks = kept
+
+    def _drop(self, touch: Touch, pairs: int) -> int:
+        """Drop up to `pairs` pairs of a touch, deepest first, and the touch itself once nothing is left."""
+        dropped = touch.blocks[:pairs]
+        if not dropped:
+            return 0
+        owner = touch.owner
+        held = self._held
+        for block in dropped:
+            holder = held[block]
+            if isinstance(holder, Touch):
+                del held[block]
+            else:
+                del holder.touches[owner.bit]
+                holder.mask ^= owner.bit
+                if len(holder.touches) == 1:
+                    (held[block],) = holder.touches.values()
+        touch.blocks = touch.blocks[len(dropped) :]
+        if not touch.blocks:
+            owner.remove(touch)
+        owner.pairs -= len(dropped)
+        if owner.bit & self._live:
+            self._pairs -= len(dropped)
+        return len(dropped)
+
+    def _oldest(self) -> Touch | None:
+        """The oldest touch of all live owners."""
+        fronts = self._fronts
+        while fronts:
+            sequence, owner = fronts[0]
+            oldest = owner.oldest
+            if oldest is None or not owner.bit & self._live:
+                owner.queued = False
+                heapq.heappop(fronts)
+            elif oldest.sequence != sequence:
+                heapq.heapreplace(fronts, (oldest.sequence, owner))
+            else:
+                return oldest
+        return None
 
     def _expire(self, now: float, chores: int) -> None:
-        while self._touches and self._touches[0].expires <= now and chores > 0:
-            chores -= len(self._touches[0].blocks)
-            self._evict_from(self._touches[0], len(self._touches[0].blocks), "expired")
+        while chores > 0 and (oldest := self._oldest()) is not None and oldest.expires <= now:
+            dropped = self._drop(oldest, len(oldest.blocks))
+            self.evictions["expired"] += dropped
+            chores -= dropped
 
-    def _evict(self, pairs: int, cause: EvictionCause) -> None:
-        while pairs > 0 and self._touches:
-            pairs -= self._evict_from(self._touches[0], pairs, cause)
+    def _evict(self, pairs: int) -> None:
+        while pairs > 0 and (oldest := self._oldest()) is not None:
+            dropped = self._drop(oldest, pairs)
+            self.evictions["capacity"] += dropped
+            pairs -= dropped
 
-    def _evict_from(self, touch: Touch, pairs: int, cause: EvictionCause) -> int:
-        """Drop up to `pairs` pairs of the oldest touch, deepest first, and the touch itself once nothing is left."""
-        known = touch.owner.blocks
-        dropped = looked = 0
-        for block in touch.blocks:
-            if dropped >= pairs:
-                break
-            looked += 1
-            if known.get(block) is touch:
-                self._drop(touch.owner, block)
-                dropped += 1
-        self._queued -= looked
-        if looked == len(touch.blocks):
-            self._touches.popleft()
+    def _settle(self, worker: str, epoch: float) -> None:
+        if self._free:
+            bit = self._free.pop()
         else:
-            del touch.blocks[:looked]
-        self.evictions[cause] += dropped
-        return dropped
-
-    def _compact(self) -> None:
-        """Forget queue entries that a later touch has taken over; amortised over as many touches as it removes."""
-        kept: deque[Touch] = deque()
-        queued = 0
-        for touch in self._touches:
-            known = touch.owner.blocks
-            touch.blocks = [block for block in touch.blocks if known.get(block) is touch]
-            if touch.blocks:
-                kept.append(touch)
-                queued += len(touch.blocks)
-        self._touches = kept
-        self._queued = queued
+            bit = 1 << self._bits
+            self._bits += 1
+        self._owners[worker] = Owner(worker, epoch, bit)
+        self._live |= bit
 
     def _bury(self, owner: Owner) -> None:
-        self._live &= ~owner.bit
-        self._pairs -= len(owner.blocks)
-        self.evictions["epoch"] += len(owner.blocks)
-        self._slots[owner.slot] = None
-        # The bits in `_masks` are cleaned a few at a time; until then `_live` hides them.
-        corpse = Owner(owner.worker, owner.epoch, owner.slot)
-        corpse.blocks, owner.blocks = owner.blocks, {}
-        self._graveyard.append(corpse)
+        # Its pairs are cleaned away a few at a time; until then `_live` hides them, and its bit is not given out again.
+        self._clean_graves(CHORES)
+        self._live ^= owner.bit
+        self._pairs -= owner.pairs
+        self.evictions["epoch"] += owner.pairs
+        self._graveyard.append(owner)
+        if len(self._fronts) > 2 * len(self._owners) + CHORES:
+            self._fronts = [front for front in self._fronts if front[1].bit & self._live]
+            heapq.heapify(self._fronts)
 
     def _clean_graves(self, chores: int) -> None:
         while self._graveyard and chores > 0:
-            corpse = self._graveyard[0]
-            for block in _take(corpse.blocks, chores):
-                self._unmask(block, corpse.bit)
-                chores -= 1
-            if not corpse.blocks:
+            owner = self._graveyard[0]
+            if owner.oldest is not None:
+                chores -= self._drop(owner.oldest, chores)
+            else:
                 self._graveyard.popleft()
-                self._free.append(corpse.slot)
-
-
-def _take(blocks: dict[int, Touch], limit: int) -> Iterable[int]:
-    while blocks and limit > 0:
-        yield blocks.popitem()[0]
-        limit -= 1
+                self._free.append(owner.bit)

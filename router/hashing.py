@@ -26,7 +26,7 @@ def boundaries(prefix_bytes: int) -> list[int]:
 
 def chain_start(secret: bytes, tenant: str, model: str, salt: str) -> int:
     """The seed of the first block: unsigned 64 bits that differ by secret, tenant, model or adapter, and cache salt."""
-    digest = blake2b(key=secret[:64], digest_size=8)
+    digest = blake2b(key=_key(secret), digest_size=8)
     for part in (tenant, model, salt):
         encoded = part.encode("utf-8", "surrogatepass")
         digest.update(len(encoded).to_bytes(4, "little"))
@@ -51,4 +51,9 @@ def block_hashes(prefix: bytes, start: int) -> list[int]:
 def fingerprint(secret: bytes) -> str:
     """Sixteen hex digits that agree exactly where two replicas would compute the same hashes."""
     layout = f"v1:{BLOCK_BYTES}:{HORIZON_BYTES}".encode()
-    return blake2b(layout, key=secret[:64], digest_size=8).hexdigest()
+    return blake2b(layout, key=_key(secret), digest_size=8).hexdigest()
+
+
+def _key(secret: bytes) -> bytes:
+    # BLAKE2b takes keys of up to 64 bytes; cutting a longer one off would make two secrets equal.
+    return secret if len(secret) <= 64 else blake2b(secret).digest()

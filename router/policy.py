@@ -120,28 +120,26 @@ def choose_slack(candidates: Sequence[C], matches: Matches, ask: Ask, table: Sla
     """The deepest match whose worker is at most `slack` busier than the freest candidate, else the freest."""
     least = min([candidate.load for candidate in candidates])
     slack = table.slack(ask.prompt_tokens)
-    best = chosen = None
-    best_match = chosen_match = NO_MATCH
+    chosen = busy = None
+    match = busy_match = NO_MATCH
     for candidate in candidates if matches else ():
-        match = matches.get(candidate.id)
-        if match is None or match.resumable <= 0:
+        mine = matches.get(candidate.id)
+        if mine is None or mine.resumable <= 0:
             continue
-        if best is None or _outranks(candidate, match, best, best_match, ask.key):
-            best, best_match = candidate, match
-        fits = candidate.load <= least + slack
-        if fits and (chosen is None or _outranks(candidate, match, chosen, chosen_match, ask.key)):
-            chosen, chosen_match = candidate, match
-    if chosen is None:
-        chosen = _freest(candidates, least, ask.key)
-        chosen_match = matches.get(chosen.id, NO_MATCH)
-    if best is None:
-        reason = _reason_without_match(len(candidates), matches, ask)
-    elif chosen_match.resumable >= best_match.resumable:
-        reason = Reason.HIT
+        if candidate.load <= least + slack:
+            if chosen is None or _outranks(candidate, mine, chosen, match, ask.key):
+                chosen, match = candidate, mine
+        elif busy is None or _outranks(candidate, mine, busy, busy_match, ask.key):
+            busy, busy_match = candidate, mine
+    if chosen is not None:
+        reason = Reason.HIT if match.resumable >= busy_match.resumable else Reason.SPILL
+        other = busy if busy is not None and _outranks(busy, busy_match, chosen, match, ask.key) else None
     else:
-        reason = Reason.SPILL
-    other = best if best is not None and best is not chosen else None
-    return Decision(chosen, reason, chosen_match, ask.blocks, chosen.load, least, slack, other)
+        chosen = _freest(candidates, least, ask.key)
+        match = matches.get(chosen.id, NO_MATCH)
+        reason = Reason.SPILL if busy is not None else _reason_without_match(candidates, matches, ask)
+        other = busy
+    return Decision(chosen, reason, match, ask.blocks, chosen.load, least, slack, other)
 
 
 def choose_least_loaded(candidates: Sequence[C], matches: Matches, ask: Ask, table: SlackTable) -> Decision[C]:
@@ -178,9 +176,9 @@ POLICIES: dict[str, Policy] = {
 def _blind(chosen: C, candidates: Sequence[C], matches: Matches, ask: Ask, least: int) -> Decision[C]:
     """A decision that ignored affinity, described by what it happened to meet."""
     match = matches.get(chosen.id, NO_MATCH)
-    deepest = max([m.resumable for m in matches.values()], default=0)
+    deepest = max([matches.get(candidate.id, NO_MATCH).resumable for candidate in candidates]) if matches else 0
     if deepest <= 0:
-        reason = _reason_without_match(len(candidates), matches, ask)
+        reason = _reason_without_match(candidates, matches, ask)
     else:
         reason = Reason.HIT if match.resumable >= deepest else Reason.MISS
     return Decision(chosen, reason, match, ask.blocks, chosen.load, least, 0)
@@ -188,10 +186,12 @@ def _blind(chosen: C, candidates: Sequence[C], matches: Matches, ask: Ask, least
 
 def _outranks(candidate: C, match: Match, best: C, best_match: Match, key: int) -> bool:
     """More to resume, then deeper, then freer, then the order that all replicas share."""
-    mine = (match.resumable, match.blocks, -candidate.load)
-    theirs = (best_match.resumable, best_match.blocks, -best.load)
-    if mine != theirs:
-        return mine > theirs
+    if match.resumable != best_match.resumable:
+        return match.resumable > best_match.resumable
+    if match.blocks != best_match.blocks:
+        return match.blocks > best_match.blocks
+    if candidate.load != best.load:
+        return candidate.load < best.load
     return rendezvous(candidate.id, key) > rendezvous(best.id, key)
 
 
@@ -202,12 +202,14 @@ def _freest(candidates: Sequence[C], least: int, key: int) -> C:
     return max(ties, key=lambda candidate: rendezvous(candidate.id, key))
 
 
-def _reason_without_match(count: int, matches: Matches, ask: Ask) -> Reason:
+def _reason_without_match(candidates: Sequence[C], matches: Matches, ask: Ask) -> Reason:
     if ask.bypass:
         return Reason.BYPASS
     if ask.blocks == 0:
         return Reason.SHORT
-    for match in matches.values():
-        if match.withheld is not None:
-            return match.withheld
-    return Reason.ONLY if count == 1 else Reason.MISS
+    # Workers that are no candidates may hold something too, but it explains nothing here.
+    found = [matches[candidate.id] for candidate in candidates if candidate.id in matches] if matches else []
+    withheld = [(match.blocks, match.withheld) for match in found if match.withheld is not None]
+    if withheld:
+        return max(withheld)[1]
+    return Reason.ONLY if len(candidates) == 1 else Reason.MISS

@@ -1,0 +1,212 @@
+"""One entry for every form of request body.
+
+Anything odd inside the prompt is left to the worker to judge; only what can't be routed at all is refused here. The
+time is bounded by the body's size: lists nest once, and a mass of tiny objects is not taken apart.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from router.errors import BadRequest
+from router.prompt import shapes
+from router.prompt.canonical import ITEM, ROLE, Prefix, add_content, add_items, add_messages, add_prompt
+from router.prompt.shapes import MEDIA_BYTES, first, given, lenient
+
+# A body this large is first checked for a mass of tiny objects, which would cost seconds and gigabytes to take apart.
+FLAT_BYTES = 1 << 20
+FLAT_OBJECTS = 65_536
+# No engine generates more; larger numbers are only a burden to whoever adds or prints them.
+MOST_TOKENS = 1 << 40
+FORM_PARTS = 64
+PART_HEAD_BYTES = 2048
+FORM_VALUE_BYTES = 1024
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+ABSENT = (b"", b"null")
+BOUNDARY = re.compile(rb'boundary=(?:"([^"]+)"|([^;\s"]+))', re.IGNORECASE)
+FIELD_NAME = re.compile(rb'\bname=(?:"([^"]*)"|([^;\s"]+))', re.IGNORECASE)
+
+
+class Form(enum.StrEnum):
+    """The shape of a request body."""
+
+    CHAT = "chat"
+    COMPLETIONS = "completions"
+    RESPONSES = "responses"
+    MESSAGES = "messages"
+    OTHER = "other"
+    MULTIPART = "multipart"
+
+
+@dataclass(slots=True)
+class Prompt:
+    """What routing knows of one request.
+
+    `prefix` holds the canonical bytes up to the horizon, `size` counts those of the whole prompt and something for
+    media, `tokens` is exact where the prompt came as token ids.
+    """
+
+    form: Form
+    model: str = ""
+    stream: bool = False
+    salt: str = ""
+    prefix: bytes = b""
+    size: int = 0
+    tokens: int | None = None
+    max_tokens: int = 0
+    wants_usage: bool = False
+    previous_response: str = ""
+
+
+def read_prompt(form: Form, body: bytes, content_type: bytes = b"") -> Prompt:
+    """What routing needs of a body; raises BadRequest for a body that can't be routed."""
+    try:
+        try:
+            if len(body) > FLAT_BYTES and form in _WITH_OBJECTS and body.count(b"{") > FLAT_OBJECTS:
+                return _read_flat(form, body)
+            return _READERS[form](body, content_type)
+        except msgspec.ValidationError:
+            # An odd prompt: the worker says what is wrong with it better than a router can.
+            return _common(form, shapes.body.decode(body))
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"The body can't be read: {error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        if body.startswith(BYTE_ORDER_MARK) and not body.startswith(BYTE_ORDER_MARK, len(BYTE_ORDER_MARK)):
+            return read_prompt(form, body.removeprefix(BYTE_ORDER_MARK), content_type)
+        raise BadRequest(f"The body is not valid JSON: {error}") from None
+    except RecursionError:
+        raise BadRequest("The body is nested too deeply.") from None
+
+
+def _common(form: Form, fields: shapes.Body) -> Prompt:
+    prompt = Prompt(form, fields.model or "")
+    if len(fields.stream) == 4 and bytes(fields.stream) == b"true":
+        prompt.stream = True
+        options = bytes(fields.stream_options)
+        if options not in ABSENT:
+            prompt.wants_usage = lenient(shapes.options, options, shapes.Options()).include_usage is True
+    if len(fields.cache_salt) > 2:
+        prompt.salt = lenient(shapes.text, fields.cache_salt, "")
+    for limit in (fields.max_completion_tokens, fields.max_tokens, fields.max_output_tokens):
+        if len(limit) and prompt.max_tokens == 0:
+            prompt.max_tokens = min(max(0, lenient(shapes.number, limit, 0)), MOST_TOKENS)
+    return prompt
+
+
+def _finish(prompt: Prompt, prefix: Prefix) -> Prompt:
+    prompt.prefix = prefix.bytes()
+    prompt.size = prefix.size
+    return prompt
+
+
+def _read_chat(body: bytes, _: bytes) -> Prompt:
+    fields = shapes.chat.decode(body)
+    prefix = Prefix()
+    for raw in (fields.chat_template, fields.chat_template_kwargs, fields.reasoning_effort, fields.documents):
+        prefix.add_field(raw)
+    prefix.add_field(fields.tools)
+    add_messages(prefix, fields.messages or ())
+    return _finish(_common(Form.CHAT, fields), prefix)
+
+
+def _read_messages(body: bytes, _: bytes) -> Prompt:
+    fields = shapes.messages.decode(body)
+    prefix = Prefix()
+    prefix.add_field(fields.tools)
+    if given(fields.system):
+        prefix.add(ROLE, b"system")
+        add_content(prefix, fields.system, system=True)
+    add_messages(prefix, fields.messages or ())
+    return _finish(_common(Form.MESSAGES, fields), prefix)
+
+
+def _read_responses(body: bytes, _: bytes) -> Prompt:
+    fields = shapes.responses.decode(body)
+    prefix = Prefix()
+    prefix.add_field(fields.instructions)
+    prefix.add_field(fields.tools)
+    if first(fields.input) == b"[":
+        add_items(prefix, fields.input)
+    elif given(fields.input):
+        # A plain string is the same to the engine as one message of the user.
+        prefix.add(ROLE, b"user")
+        add_content(prefix, fields.input)
+    prompt = _common(Form.RESPONSES, fields)
+    if len(fields.previous_response_id) > 2:
+        prompt.previous_response = lenient(shapes.text, fields.previous_response_id, "")
+    return _finish(prompt, prefix)
+
+
+def _read_completions(body: bytes, _: bytes) -> Prompt:
+    fields = shapes.completions.decode(body)
+    prompt = _common(Form.COMPLETIONS, fields)
+    prefix = Prefix()
+    if first(fields.prompt_embeds) in (b'"', b"["):
+        prefix.add_digest(fields.prompt_embeds)
+    if given(fields.prompt):
+        prompt.tokens = add_prompt(prefix, bytes(fields.prompt))
+    return _finish(prompt, prefix)
+
+
+def _read_flat(form: Form, body: bytes) -> Prompt:
+    """A prompt with a mass of objects in it, or of braces in its text: its JSON is its prefix, as it stands."""
+    fields = shapes.flat.decode(body)
+    prefix = Prefix()
+    for raw in (fields.instructions, fields.tools, fields.system):
+        prefix.add_field(raw)
+    for raw in (fields.messages, fields.input):
+        if given(raw):
+            prefix.add(ITEM, memoryview(raw)[:-1])
+    return _finish(_common(form, fields), prefix)
+
+
+def _read_other(body: bytes, _: bytes) -> Prompt:
+    prompt = _common(Form.OTHER, shapes.body.decode(body))
+    prompt.size = len(body)
+    return prompt
+
+
+def _read_multipart(body: bytes, content_type: bytes) -> Prompt:
+    prompt = Prompt(Form.MULTIPART, size=MEDIA_BYTES)
+    boundary = BOUNDARY.search(content_type)
+    if boundary is None:
+        raise BadRequest("The multipart body has no boundary.")
+    for name, value in _form_fields(body, b"--" + (boundary[1] or boundary[2])):
+        if name == b"model":
+            prompt.model = value.decode("utf-8", "replace")
+        elif name == b"stream":
+            prompt.stream = value.lower() in (b"true", b"1")
+    return prompt
+
+
+def _form_fields(body: bytes, delimiter: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """The short fields of a multipart form; files are stepped over."""
+    end = body.find(delimiter)
+    for _ in range(FORM_PARTS):
+        if end < 0:
+            return
+        head = end + len(delimiter)
+        start = body.find(b"\r\n\r\n", head, head + PART_HEAD_BYTES)
+        end = body.find(b"\r\n" + delimiter, head)
+        if start < 0 or end < start:
+            return
+        name = FIELD_NAME.search(body, head, start)
+        if name is not None and end - start <= FORM_VALUE_BYTES:
+            yield name[1] or name[2] or b"", body[start + 4 : end].strip()
+        end += 2
+
+
+_READERS: dict[Form, Callable[[bytes, bytes], Prompt]] = {
+    Form.CHAT: _read_chat,
+    Form.COMPLETIONS: _read_completions,
+    Form.RESPONSES: _read_responses,
+    Form.MESSAGES: _read_messages,
+    Form.OTHER: _read_other,
+    Form.MULTIPART: _read_multipart,
+}
+_WITH_OBJECTS = frozenset({Form.CHAT, Form.RESPONSES, Form.MESSAGES})
