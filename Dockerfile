@@ -13,7 +13,8 @@ RUN pip wheel --no-cache-dir --wheel-dir /wheels --constraint constraints.txt . 
 FROM python:3.11-slim
 RUN useradd --system --uid 10001 --no-create-home --shell /usr/sbin/nologin router
 COPY --from=build /install /usr/local
-ENV PYTHONUNBUFFERED=1
+# The host also as a variable, for those who give `serve` flags of their own.
+ENV PYTHONUNBUFFERED=1 ROUTER_HOST=0.0.0.0
 USER 10001
 WORKDIR /tmp
 EXPOSE 8080
