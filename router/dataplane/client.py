@@ -61,6 +61,7 @@ class Client:
         "_pieces",
         "_size",
         "disconnected",
+        "expects",
         "gone",
         "headers",
         "keep_alive",
@@ -103,6 +104,7 @@ class Client:
         # The request's own state: whole once its body is here, its turn once earlier ones on the connection are done.
         self.whole = False
         self.turn = False
+        self.expects = False
         self.gone = False
         self.started = False
         self.status = 0

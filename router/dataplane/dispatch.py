@@ -47,7 +47,9 @@ class Job:
     failure: errors.RouterError | None = None
     cause: Outcome | None = None
     refused_by: list[Worker] = field(default_factory=list)
+    # Taken from its worker, which fell silent, to be given to another; what that costs is paid for.
     failed_over: bool = False
+    prepaid: bool = False
 
     @property
     def worker(self) -> str:
@@ -196,7 +198,8 @@ class Dispatcher:
         rule = RULES[outcome]
         if not rule.retry or len(job.tried) >= self._settings.retry.attempts:
             return False
-        return rule.free or self._budget.take(self._clock())
+        prepaid, job.prepaid = job.prepaid, False
+        return prepaid or rule.free or self._budget.take(self._clock())
 
     def _note(self, worker: Worker, outcome: Outcome) -> None:
         """Tell the worker's health what its attempt came to."""
@@ -260,9 +263,11 @@ class Dispatcher:
             return
         now = self._clock()
         for job, task in list(self._waiting.get(worker.id, {}).items()):
+            if len(job.tried) >= self._settings.retry.attempts:
+                continue
             others = passive.candidates(self.registry, job.inquiry.model, now)
-            if any(other is not worker for other in others) and len(job.tried) < self._settings.retry.attempts:
-                job.failed_over = True
+            if any(other is not worker for other in others) and self._budget.take(now):
+                job.failed_over = job.prepaid = True
                 task.cancel()
 
 

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from router.dataplane.client import Client
@@ -103,7 +104,13 @@ class RouterProtocol(HttpToolsProtocol):
         if self.rejection is not None:
             return
         self._unparsed += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._decline_upgrade(data[int(upgrade.args[0]) :])
+        except httptools.HttpParserError:
+            self.send_400_response("")
         if self.waiting_for == "header" and self._unparsed > self.bounds.header_bytes + _READ_SLACK:
             # A single field that never ends is held back by the parser, so no callback counts it.
             self.rejection = HeadersTooLarge(f"More than {self.bounds.header_bytes} bytes of header fields.")
@@ -129,24 +136,28 @@ class RouterProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._check_framing()
+        if self.parser.should_upgrade():
+            if self.parser.get_method() == b"CONNECT":
+                self._reject(BadRequest("This is no proxy for connections."))
+            return  # the parser takes what follows for another protocol; see `_decline_upgrade`
         self.waiting_since = time.monotonic()
         self.waiting_for = "body"
         self._unparsed = 0
         path, _, query = self.url.partition(b"?")
+        if not path.startswith(b"/"):
+            path = b"/" + path.partition(b"://")[2].partition(b"/")[2]
         client = self.gate.admit(self, self.parser.get_method(), path, query)
         if client is None:
             self._to_control()
             return
+        client.expects = self.expect_100_continue
         before = self.cycle
         self.cycle = client  # type: ignore[assignment]
         if before is None or before.response_complete:
-            client.turn = True
-            self._serving = client
+            self._give_turn(client)
         else:
             self.flow.pause_reading()
             self.pipeline.appendleft((client, self.app))  # type: ignore[arg-type]
-        if self.expect_100_continue:
-            self._continue(client)
 
     def on_body(self, body: bytes) -> None:
         client = self.cycle
@@ -159,6 +170,8 @@ class RouterProtocol(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.waiting_for == "header":
+            return  # only the head of a request that asks for another protocol
         self.waiting_for = ""
         self._unparsed = 0
         client = self.cycle
@@ -186,9 +199,8 @@ class RouterProtocol(HttpToolsProtocol):
         if not isinstance(cycle, Client):
             super()._start_asgi_task(cycle, app)
             return
-        cycle.turn = True
-        self._serving = cycle
-        if cycle.whole:
+        self._give_turn(cycle)
+        if cycle.whole and not cycle.response_complete:
             self.gate.begin(cycle)
 
     def spawn(self, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
@@ -206,12 +218,33 @@ class RouterProtocol(HttpToolsProtocol):
         self.scope["headers"] = headers
         super().on_headers_complete()
 
-    def _continue(self, client: Client) -> None:
+    def _give_turn(self, client: Client) -> None:
+        """All earlier answers on the connection have ended, so that this client may be spoken to."""
+        client.turn = True
+        self._serving = client
+        if not client.expects or client.whole:
+            return
         if client.refusal is None:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        elif client.turn:
+        else:
             # The client waits for leave to send its body, and will not get it.
             self.gate.begin(client)
+
+    def _decline_upgrade(self, rest: bytes) -> None:
+        """Read a request again without its wish for another protocol, as servers that know none do.
+
+        Some clients of HTTP/2 ask for it with every first request, and the parser takes such a request's body for
+        bytes of that protocol.
+        """
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
+        for name, value in self.headers:
+            if name == b"connection":
+                value = b"close" if b"close" in value.lower() else b""
+            elif name in (b"upgrade", b"http2-settings"):
+                continue
+            lines.append(name + b": " + value)
+        self.parser = httptools.HttpRequestParser(self)
+        self.data_received(b"\r\n".join(lines) + b"\r\n\r\n" + rest)
 
     # -- refusals ------------------------------------------------------------------------------------------
 
@@ -294,8 +327,10 @@ class RouterProtocol(HttpToolsProtocol):
             self.transport.abort()
         elif self.waiting_for == "header":
             # A connection that has been used may rest; one that has begun a request, or never did, may not.
-            if waited > bounds.header_seconds:
+            if waited > bounds.header_seconds and self._unparsed:
                 self._too_slow()
+            elif waited > bounds.header_seconds:
+                self.transport.close()
         elif self.waiting_for == "body":
             if waited > bounds.body_seconds:
                 self._too_slow()

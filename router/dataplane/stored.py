@@ -74,13 +74,13 @@ class StoredResponses:
 
     async def _pass_on(self, client: Client, worker: Worker, response: UpstreamResponse) -> None:
         try:
-            self._metrics.requests.inc((ENDPOINT, "", worker.id, str(response.status)))
-            self._metrics.outcomes.inc(("ok" if response.status < 500 else "upstream_error",))
             client.start(response.status, returned_headers(response.headers), response.content_length)
             while piece := await response.read():
                 client.write(piece, more=True)
                 if client.paused:
                     await client.drain()
             client.write(b"", more=False)
+            self._metrics.requests.inc((ENDPOINT, "", worker.id, str(response.status)))
+            self._metrics.outcomes.inc(("ok" if response.status < 500 else "upstream_error",))
         finally:
             response.close()

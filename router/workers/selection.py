@@ -200,8 +200,9 @@ class Selector:
         decision = self._policy(free, steering, ask, self._table)
         if steering and len(free) < len(candidates) and decision.reason in _WITHOUT_MATCH:
             full = [worker for worker in candidates if worker not in free and worker.id in steering]
-            if any(steering[worker.id].resumable > 0 for worker in full):
-                return dataclasses.replace(decision, reason=Reason.SPILL)
+            deepest = max(full, key=lambda worker: steering[worker.id].resumable, default=None)
+            if deepest is not None and steering[deepest.id].resumable > 0:
+                return dataclasses.replace(decision, reason=Reason.SPILL, runner_up=deepest)
         return decision
 
     def _start(self, tenant: str, model: str, salt: str) -> int:
