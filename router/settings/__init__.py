@@ -1,0 +1,45 @@
+"""Frozen settings from defaults, a YAML file, `ROUTER_...` environment variables and flags, later ones winning.
+
+Nested settings use two underscores in the environment: `ROUTER_SYNC__REDIS_URL`. Every problem is reported at
+once, and nothing is corrected in silence.
+"""
+
+from router.settings.addresses import normalise_worker_url
+from router.settings.loading import load
+from router.settings.schema import (
+    AffinitySettings,
+    AuthSettings,
+    CacheSettings,
+    Group,
+    HealthSettings,
+    LimitSettings,
+    LogSettings,
+    ModelSettings,
+    PolicyName,
+    PolicySettings,
+    RetrySettings,
+    Settings,
+    SyncSettings,
+    TimeoutSettings,
+    WorkerSettings,
+)
+
+__all__ = [
+    "AffinitySettings",
+    "AuthSettings",
+    "CacheSettings",
+    "Group",
+    "HealthSettings",
+    "LimitSettings",
+    "LogSettings",
+    "ModelSettings",
+    "PolicyName",
+    "PolicySettings",
+    "RetrySettings",
+    "Settings",
+    "SyncSettings",
+    "TimeoutSettings",
+    "WorkerSettings",
+    "load",
+    "normalise_worker_url",
+]

@@ -1,0 +1,58 @@
+"""The address of a worker: what is allowed, and its one canonical form."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from urllib.parse import urlsplit
+
+
+def normalise_worker_url(url: str) -> str:
+    """The canonical form of a worker's address; ValueError for anything but http(s)://host:port and a plain path."""
+    # urlsplit drops line breaks in silence.
+    if not re.fullmatch("[!-~]+", url.strip()):
+        raise ValueError("a worker URL consists of visible ASCII characters")
+    parts = urlsplit(url.strip())
+    if parts.scheme not in ("http", "https"):
+        raise ValueError("a worker URL starts with http:// or https://")
+    if "@" in parts.netloc:
+        raise ValueError("a worker URL must not carry a user or password; use api_key")
+    if not parts.hostname:
+        raise ValueError("a worker URL needs a host")
+    if "?" in url or "#" in url:
+        raise ValueError("a worker URL must not have a query or fragment")
+    if parts.port == 0:
+        raise ValueError("a worker URL needs a port other than 0")
+    host = _canonical_host(parts.hostname)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    return f"{parts.scheme}://{host}:{port}{_canonical_path(parts.path)}"
+
+
+def _canonical_host(host: str) -> str:
+    host = host.lower().rstrip(".")
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        # A name whose last label is a number is an address in disguise: 2852039166 reaches 169.254.169.254.
+        if not re.fullmatch(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*", host) or re.search(r"(^|\.)(\d+|0x[0-9a-f]*)$", host):
+            raise ValueError("a worker URL needs a plain host name or address") from None
+        return host
+    if isinstance(address, ipaddress.IPv6Address):
+        seen = address.ipv4_mapped or address
+        shown = f"[{address}]"
+    else:
+        seen = address
+        shown = str(address)
+    # The metadata services of clouds live on link-local addresses; a worker never does.
+    if seen.is_link_local or seen.is_multicast or seen.is_unspecified:
+        raise ValueError("a worker URL must not point to a link-local, multicast or unspecified address")
+    return shown
+
+
+def _canonical_path(path: str) -> str:
+    path = path.rstrip("/")
+    if not re.fullmatch(r"(/[A-Za-z0-9_~.-]+)*", path) or ".." in path:
+        raise ValueError("the path of a worker URL must be plain")
+    if path == "/v1" or path.endswith("/v1"):
+        raise ValueError("a worker URL ends before /v1, which the router adds")
+    return path

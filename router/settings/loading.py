@@ -1,0 +1,175 @@
+"""Settings from the defaults, a YAML file, `ROUTER_...` environment variables and flags, later ones winning.
+
+Every problem is reported at once, with the place it came from and without the value, which may be secret.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource
+
+from router.errors import SettingsError
+from router.settings.schema import NESTED, PREFIX, Settings
+
+
+class _FileSource(PydanticBaseSettingsSource):
+    """The YAML file that `load` has read; below the environment, above the defaults."""
+
+    def __init__(self, settings_cls: type[BaseSettings], content: Mapping[str, Any]) -> None:
+        super().__init__(settings_cls)
+        self.content = content
+
+    def get_field_value(self, field: object, field_name: str) -> tuple[Any, str, bool]:
+        return self.content.get(field_name), field_name, False
+
+    def __call__(self) -> dict[str, Any]:
+        return dict(self.content)
+
+
+def load(file: Path | None = None, flags: Mapping[str, Any] | None = None) -> Settings:
+    """Settings from all sources; raises SettingsError with every problem found."""
+    content = _read_yaml(file) if file else {}
+    problems = list(_unknown_environment(os.environ))
+
+    class Loaded(Settings):
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            init_settings: PydanticBaseSettingsSource,
+            env_settings: PydanticBaseSettingsSource,
+            dotenv_settings: PydanticBaseSettingsSource,
+            file_secret_settings: PydanticBaseSettingsSource,
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            return (init_settings, _Environment(settings_cls), _FileSource(settings_cls, content))
+
+    try:
+        loaded = Loaded(**(flags or {}))
+    except ValidationError as error:
+        for item in error.errors():
+            place = _place(item["loc"], flags or {}, content, file)
+            problems.append(f"{place}: {_reason(item['loc'], item['type'], item['msg'], place)}")
+        raise SettingsError(problems) from None
+    if problems:
+        raise SettingsError(problems)
+    return Settings.model_construct(**{name: getattr(loaded, name) for name in Settings.model_fields})
+
+
+class _Environment(EnvSettingsSource):
+    """Environment variables; what should be JSON and is not is left to validation, which reports it with the rest."""
+
+    def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
+        try:
+            return super().decode_complex_value(field_name, field, value)
+        except ValueError:
+            return value
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that stands twice in a mapping, where YAML would let the last one win in silence."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    raise yaml.MarkedYAMLError(problem=f"{key.value} stands twice", problem_mark=key.start_mark)
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _read_yaml(file: Path) -> dict[str, Any]:
+    try:
+        content = yaml.load(file.read_text(encoding="utf-8"), Loader=_Loader)
+    except OSError as error:
+        raise SettingsError([f"{file}: {error.strerror}"]) from None
+    except yaml.MarkedYAMLError as error:
+        # Its own text quotes the line, which may hold a key.
+        mark = error.problem_mark
+        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise SettingsError([f"{file}{place}: {error.problem}"]) from None
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError):
+        raise SettingsError([f"{file}: not a YAML file in UTF-8"]) from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise SettingsError([f"{file}: expected a mapping of settings"])
+    return {str(key): value for key, value in content.items()}
+
+
+def _place(location: tuple[int | str, ...], flags: Mapping[str, Any], content: object, file: Path | None) -> str:
+    """Where the value at fault came from: its variable, its file, or else its path alone."""
+    path = ".".join(str(part) for part in location)
+    if _holds(flags, location):
+        return path
+    names = {name.upper(): name for name in os.environ}
+    for depth in range(len(location), 0, -1):
+        name = (PREFIX + NESTED.join(str(part) for part in location[:depth])).upper()
+        if name in names:
+            return names[name]
+    return f"{file}: {path}" if file and _holds(content, location) else path
+
+
+def _holds(data: Any, location: Iterable[int | str]) -> bool:
+    for part in location:
+        if not isinstance(data, Mapping | list | tuple):
+            # A scalar where a group should be stands for all of it.
+            return True
+        inside = data if isinstance(data, Mapping) else dict(enumerate(data))
+        if part not in inside:
+            return False
+        data = inside[part]
+    return True
+
+
+def _reason(location: tuple[int | str, ...], kind: str, message: str, place: str) -> str:
+    """What is wrong with a value, without the value, which may be secret."""
+    if kind != "extra_forbidden":
+        return message.removeprefix("Value error, ")
+    group: object = Settings
+    for part in location[:-1]:
+        group = _inside(group, part)
+    return f"unknown setting{_suggest(str(location[-1]), group, place)}"
+
+
+def _unknown_environment(environ: Mapping[str, str]) -> Iterator[str]:
+    """Variables that pydantic would not look at; it reports unknown names within a group itself."""
+    for name in environ:
+        if not name.upper().startswith(PREFIX):
+            continue
+        kind: object = Settings
+        for part in name[len(PREFIX) :].lower().split(NESTED):
+            inside = _inside(kind, part)
+            if inside is None:
+                if kind is Settings or not _fields(kind):
+                    yield f"{name}: unknown setting{_suggest(part, kind, name)}"
+                break
+            kind = inside
+
+
+def _fields(kind: object) -> Mapping[str, FieldInfo]:
+    return kind.model_fields if isinstance(kind, type) and issubclass(kind, BaseModel) else {}
+
+
+def _inside(kind: object, part: int | str) -> object:
+    """The type of what stands under a name of a group, a mapping or a list; None where nothing can."""
+    if field := _fields(kind).get(str(part)):
+        return field.annotation
+    if get_origin(kind) is dict:
+        return get_args(kind)[1]
+    return get_args(kind)[0] if get_origin(kind) is tuple and isinstance(part, int) else None
+
+
+def _suggest(key: str, group: object, place: str) -> str:
+    close = difflib.get_close_matches(key, list(_fields(group)), n=1)
+    if not close:
+        return ""
+    return f" (did you mean {close[0].upper() if place.upper().startswith(PREFIX) else close[0]}?)"

@@ -1,0 +1,244 @@
+"""Every setting, its type and its default; frozen."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    field_validator,
+)
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from router.settings.addresses import normalise_worker_url
+
+PolicyName = Literal["slack", "power_of_two", "least_loaded", "round_robin"]
+# Without an end, a wait would have no bound.
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(gt=0)]
+MIB = 1 << 20
+PREFIX, NESTED = "ROUTER_", "__"
+
+
+def _check_key(key: SecretStr) -> SecretStr:
+    # It travels in a header; a line break that came with it from a file would end the header.
+    if not re.fullmatch("[!-~]+", key.get_secret_value()):
+        raise ValueError("a key consists of visible ASCII characters, at least one")
+    return key
+
+
+def _none_if_empty(value: object) -> object:
+    # Compose files write `ROUTER_AUTH__ADMIN_KEY=${ADMIN_KEY:-}`; an empty key must not open a door.
+    return None if value == "" else value
+
+
+def _comma_list(text: str) -> list[str]:
+    return [piece.strip() for piece in text.split(",") if piece.strip()]
+
+
+Key = Annotated[SecretStr, AfterValidator(_check_key)]
+OptionalKey = Annotated[Key | None, BeforeValidator(_none_if_empty)]
+
+
+class Group(BaseModel):
+    """A group of settings: frozen, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True)
+
+
+class WorkerSettings(Group):
+    """One vLLM server: where it listens, its key, and how many requests it may hold at once."""
+
+    url: str
+    api_key: OptionalKey = None
+    slots: Positive | None = None
+
+    @field_validator("url")
+    @classmethod
+    def _check_url(cls, url: str) -> str:
+        return normalise_worker_url(url)
+
+
+class PolicySettings(Group):
+    """How a worker is chosen among the candidates."""
+
+    name: PolicyName = "slack"
+    slack: tuple[tuple[Count, Count], ...] = ((1_000, 0), (4_000, 1), (8_000, 2), (32_000, 3))
+    slack_above: Count = 4
+    short_tokens: Count = 0
+
+    @field_validator("slack")
+    @classmethod
+    def _ascending(cls, table: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+        limits = [limit for limit, _ in table]
+        if limits != sorted(set(limits)):
+            raise ValueError("prompt sizes must ascend")
+        return table
+
+
+class AffinitySettings(Group):
+    """The ownership map: which worker holds which beginnings."""
+
+    max_blocks: Positive = 200_000
+    ttl_seconds: Seconds = 90 * 60.0
+    tentative_seconds: Seconds = 10.0
+    hash_secret: SecretStr = SecretStr("")
+
+
+class LimitSettings(Group):
+    """Sizes and counts that bound one request and all of them."""
+
+    body_bytes: Positive = 16 * MIB
+    media_body_bytes: Positive = 64 * MIB
+    total_body_bytes: Positive = 1024 * MIB
+    header_bytes: Positive = 32 * 1024
+    header_count: Positive = 100
+    queue_per_worker: Count = 64
+    default_slots: Positive = 1024
+    connections_per_worker: Positive = 4096
+    decisions: Positive = 1000
+
+
+class TimeoutSettings(Group):
+    """Bounds on every wait, in seconds."""
+
+    header: Seconds = 10.0
+    body: Seconds = 60.0
+    queue: Seconds = 5.0
+    connect: Seconds = 2.0
+    first_byte: Seconds = 300.0
+    stream_idle: Seconds = 180.0
+    write_stall: Seconds = 60.0
+    upstream_keep_alive: Seconds = 3.0
+    keep_alive: Seconds = 75.0
+    drain: Seconds = 120.0
+    drain_delay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 2.0
+
+
+class RetrySettings(Group):
+    """One retry on another worker before the first byte, within a budget shared by all requests."""
+
+    attempts: Annotated[int, Field(ge=0, le=3)] = 1
+    budget_share: Annotated[float, Field(ge=0, le=1)] = 0.2
+    budget_min: Count = 3
+
+
+class HealthSettings(Group):
+    """Probes, ejection and return."""
+
+    interval: Seconds = 5.0
+    timeout: Seconds = 2.0
+    fall: Positive = 3
+    rise: Positive = 2
+    eject_after: Positive = 5
+    eject_seconds: Seconds = 10.0
+    eject_max_seconds: Seconds = 60.0
+
+
+class SyncSettings(Group):
+    """News between replicas over Redis pub/sub; without a URL the replica keeps to itself."""
+
+    redis_url: SecretStr | None = None
+    channel: str = "prefix-router"
+    flush_seconds: Seconds = 0.005
+    heartbeat_seconds: Seconds = 1.0
+    expire_seconds: Seconds = 3.0
+    max_queue: Positive = 10_000
+
+    @field_validator("redis_url")
+    @classmethod
+    def _check_redis(cls, url: SecretStr | None) -> SecretStr | None:
+        if url is None or not url.get_secret_value():
+            return None
+        if urlsplit(url.get_secret_value()).scheme not in ("redis", "rediss", "unix"):
+            raise ValueError("must start with redis://, rediss:// or unix://")
+        return url
+
+
+class AuthSettings(Group):
+    """Keys: of clients, of the administrator, and the one that workers expect."""
+
+    api_keys: tuple[Key, ...] = ()
+    admin_key: OptionalKey = None
+    worker_api_key: OptionalKey = None
+
+    @field_validator("api_keys", mode="before")
+    @classmethod
+    def _key_list(cls, value: object) -> object:
+        return _comma_list(value) if isinstance(value, str) else value
+
+
+class LogSettings(Group):
+    """Where and how the log is written."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    file: Path | None = None
+
+
+class CacheSettings(Group):
+    """What the operator knows better than the worker's metrics say about a model's cache."""
+
+    enabled: bool | None = None
+    block_size: Positive | None = None
+    hit_unit: Positive | None = None
+
+
+class ModelSettings(Group):
+    """Settings of one model, by its served name."""
+
+    reuse: Literal["off", "observe", "on"] = "on"
+    cache: CacheSettings = CacheSettings()
+
+
+class Settings(BaseSettings):
+    """All settings of one router process."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX,
+        env_nested_delimiter=NESTED,
+        frozen=True,
+        extra="forbid",
+        nested_model_default_partial_update=True,
+    )
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65_535)] = 8080
+    workers: Annotated[tuple[WorkerSettings, ...], NoDecode] = ()
+    decision_headers: bool = True
+    policy: PolicySettings = PolicySettings()
+    affinity: AffinitySettings = AffinitySettings()
+    limits: LimitSettings = LimitSettings()
+    timeouts: TimeoutSettings = TimeoutSettings()
+    retry: RetrySettings = RetrySettings()
+    health: HealthSettings = HealthSettings()
+    sync: SyncSettings = SyncSettings()
+    auth: AuthSettings = AuthSettings()
+    log: LogSettings = LogSettings()
+    models: dict[str, ModelSettings] = {}
+
+    @field_validator("workers", mode="before")
+    @classmethod
+    def _worker_list(cls, value: object) -> object:
+        if isinstance(value, str):
+            value = _comma_list(value)
+        if isinstance(value, list | tuple):
+            return tuple({"url": item} if isinstance(item, str) else item for item in value)
+        return value
+
+    @field_validator("workers")
+    @classmethod
+    def _no_duplicates(cls, workers: tuple[WorkerSettings, ...]) -> tuple[WorkerSettings, ...]:
+        urls = [worker.url for worker in workers]
+        twice = sorted({url for url in urls if urls.count(url) > 1})
+        if twice:
+            raise ValueError(f"listed twice: {', '.join(twice)}")
+        return workers
