@@ -1,0 +1,420 @@
+"""Deployments for the fault cases: mixed fleets, clients that count what they send, and what must hold afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import resource
+import socket
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import httpx
+
+from loadtest.fleet import NginxProcess, RedisProcess, RouterProcess, find_nginx, find_redis, replicas, until
+from loadtest.simworker import Record, SimConfig, SimProcess
+from router.workers.registry import worker_id
+from tests.whole.conftest import QUICK_HEALTH, require
+
+T = TypeVar("T")
+Json = dict[str, Any]
+CHAT = "/v1/chat/completions"
+# Every prompt carries this, so that a log with any of them in it is found.
+CANARY = "canary-of-the-prompts"
+ADMIN_KEY = "canary-of-the-admin"
+AS_ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
+QUICK = {**QUICK_HEALTH, "ROUTER_TIMEOUTS__DRAIN_DELAY": "0.05", "ROUTER_AUTH__ADMIN_KEY": ADMIN_KEY}
+AT_REST = (
+    "router_in_flight",
+    "router_worker_load",
+    "router_queue_depth",
+    "router_active_requests",
+    "router_body_bytes",
+)
+_SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
+_FAST = SimConfig(
+    prefill_tokens_per_second=500_000.0,
+    decode_seconds_per_token=0.0005,
+    enable_prompt_tokens_details=True,
+    allow_fault_headers=True,
+)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Workers that are alike; cases that use different groups do not disturb each other."""
+
+    name: str
+    count: int
+    config: SimConfig
+
+
+def group(name: str, count: int = 1, **settings: Any) -> Group:
+    """`count` fast workers that serve the model `name`; `settings` are fields of SimConfig."""
+    return Group(name, count, dataclasses.replace(_FAST, **{"models": (name,), **settings}))
+
+
+@dataclass
+class Rig:
+    """A deployment. `sent` counts the inference requests of its clients, which its replicas must account for."""
+
+    directory: Path
+    groups: dict[str, list[SimProcess]]
+    routers: list[RouterProcess]
+    redis: RedisProcess | None
+    nginx: NginxProcess | None
+    http: httpx.Client
+    sent: int = 0
+    secrets: set[str] = field(default_factory=set)
+    # Replicas that were ended took their counts with them.
+    countable: bool = True
+    descriptors: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def front(self) -> str:
+        """Where clients connect."""
+        return self.nginx.url if self.nginx else self.routers[0].url
+
+    @property
+    def workers(self) -> list[SimProcess]:
+        return [worker for workers in self.groups.values() for worker in workers]
+
+    def worker(self, short_id: str) -> SimProcess:
+        """The process behind a worker's short id."""
+        return next(worker for worker in self.workers if worker_id(worker.url) == short_id)
+
+    # -- clients ---------------------------------------------------------------------------------------------
+
+    def post(
+        self,
+        path: str,
+        body: Json | bytes,
+        *,
+        via: str | None = None,
+        headers: dict[str, str] | None = None,
+        fault: Json | None = None,
+    ) -> httpx.Response:
+        """One whole request; `fault` is what the worker is to do with it."""
+        self.sent += 1
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return self.http.post((via or self.front) + path, content=content, headers=_headers(headers, fault))
+
+    def chat(
+        self, text: str, *, model: str, via: str | None = None, fault: Json | None = None, **more: Any
+    ) -> httpx.Response:
+        """One chat request of one message."""
+        return self.post(CHAT, chat_body(text, model=model, **more), via=via, fault=fault)
+
+    def open(self, body: Json, *, path: str = CHAT, via: str | None = None, fault: Json | None = None) -> Call:
+        """Send a request over a connection of its own, and come back at once."""
+        self.sent += 1
+        return Call(via or self.front, path, json.dumps(body).encode(), _headers(None, fault))
+
+    @contextmanager
+    def holding(
+        self, count: int, model: str, *, words: str = "", seconds: float = 30.0, via: str | None = None
+    ) -> Iterator[list[Call]]:
+        """So many requests that their workers have and do not answer."""
+        before = self.arrived(model)
+        stall = {"kind": "stall", "seconds": seconds}
+        calls = [
+            self.open(chat_body(f"{words} {number}", model=model), via=via, fault=stall) for number in range(count)
+        ]
+        try:
+            for _ in until(20, "the held requests to arrive"):
+                if self.arrived(model) >= before + count:
+                    break
+            yield calls
+        finally:
+            for call in calls:
+                call.close()
+
+    # -- what it shows ---------------------------------------------------------------------------------------
+
+    def arrived(self, model: str) -> int:
+        """POST requests that the group's workers have seen."""
+        return sum(len(self.records(worker)) for worker in self.groups[model])
+
+    def records(self, worker: SimProcess, *, bodies: bool = False) -> list[Record]:
+        """The POST requests of one worker."""
+        return [record for record in worker.requests(bodies=bodies) if record.method == "POST"]
+
+    def counts(self, model: str, path: str = CHAT) -> list[int]:
+        """Requests per worker of a group."""
+        return [len(worker.requests(path=path)) for worker in self.groups[model]]
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of a metric's samples that carry these labels, over all replicas."""
+        return sum(total(router.metrics(), name, **labels) for router in self.routers if router.alive)
+
+    def rows(self, model: str) -> list[Json]:
+        """What the first replica says of the group's workers, in the group's order."""
+        rows = {row["id"]: row for row in self.control("/router/workers")["workers"]}
+        return [rows[worker_id(worker.url)] for worker in self.groups[model]]
+
+    def decision(self, response: httpx.Response) -> Json:
+        """The last decision for an answered request, complete with its outcome."""
+        path = f"/router/decisions?request_id={response.headers['x-request-id']}"
+        for router in self.routers:
+            found = self.control(path, via=router.url)["decisions"]
+            if found:
+                record: Json = found[0]
+                return record
+        raise LookupError(path)
+
+    def explain(self, body: Json, *, via: str | None = None) -> Json:
+        """What the first replica would do with a chat request."""
+        explained: Json = self.control("/router/explain", body, via=via)
+        return explained
+
+    def control(self, path: str, body: Json | None = None, *, via: str | None = None) -> Any:
+        """The JSON answer of a control route, as the admin sees it: GET, or POST where there is a body."""
+        url = (via or self.routers[0].url) + path
+        if body is None:
+            return self.http.get(url, headers=AS_ADMIN).json()
+        return self.http.post(url, json=body, headers=AS_ADMIN).json()
+
+    @contextmanager
+    def only(self, chosen: SimProcess, model: str) -> Iterator[None]:
+        """Nothing goes to the other workers of a group meanwhile."""
+        others = [worker_id(worker.url) for worker in self.groups[model] if worker is not chosen]
+        for other in others:
+            self.control(f"/router/workers/{other}/drain", {})
+        try:
+            yield
+        finally:
+            for other in others:
+                self.control(f"/router/workers/{other}/resume", {})
+
+
+class Call:
+    """A request on a socket of its own. Closing it early is a client that leaves."""
+
+    def __init__(self, url: str, path: str, body: bytes, headers: dict[str, str]) -> None:
+        host, _, port = url.removeprefix("http://").partition(":")
+        self.socket = socket.create_connection((host, int(port)), timeout=30)
+        lines = [f"POST {path} HTTP/1.1", f"host: {host}:{port}", f"content-length: {len(body)}", "connection: close"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        self.socket.sendall("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
+
+    def __enter__(self) -> Call:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.socket.close()
+
+    def first(self) -> bytes:
+        """What has come once anything has."""
+        return self.socket.recv(65536)
+
+    def rest(self) -> bytes:
+        """Everything up to the end of the connection."""
+        pieces = []
+        while piece := self.socket.recv(65536):
+            pieces.append(piece)
+        self.close()
+        return b"".join(pieces)
+
+
+def chat_body(text: str, *, model: str, **more: Any) -> Json:
+    """A short chat request; the canary stands at its end, where it does not make prompts alike."""
+    messages = [{"role": "user", "content": f"{text} {CANARY}"}]
+    return {"model": model, "max_tokens": 2, "messages": messages, **more}
+
+
+def together(count: int, work: Callable[[int], T]) -> list[T]:
+    """Do something so many times at once."""
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(work, range(count)))
+
+
+def text_of(words: str, size: int) -> str:
+    """At least `size` bytes of text that begins with `words` and repeats them."""
+    return (words + " ") * (size // (len(words) + 1) + 1)
+
+
+def samples(text: str, name: str) -> Iterator[tuple[dict[str, str], float]]:
+    """The samples of one metric in an exposition."""
+    for found, labels, value in _SAMPLE.findall(text):
+        if found == name:
+            yield dict(_LABEL.findall(labels)), float(value)
+
+
+def total(text: str, name: str, **labels: str) -> float:
+    """The sum of a metric's samples that carry these labels."""
+    return sum(value for found, value in samples(text, name) if labels.items() <= found.items())
+
+
+# -- building --------------------------------------------------------------------------------------------------
+
+
+class RigBuilder:
+    """Builds rigs that end with a test or a module."""
+
+    def __init__(self, directory: Path, stack: ExitStack) -> None:
+        self._directory = directory
+        self._stack = stack
+
+    def __call__(
+        self,
+        *groups: Group,
+        replica_count: int = 1,
+        redis: bool = False,
+        nginx: bool = False,
+        settings: dict[str, str] | None = None,
+        config: Path | None = None,
+        wait: bool = True,
+    ) -> Rig:
+        """Workers, replicas and, where asked for, Redis and nginx; `settings` are the replicas' environment."""
+        raise_descriptor_limit()
+        news = None
+        if redis or replica_count > 1:
+            require(find_redis(), "redis-server")
+            news = self._stack.enter_context(RedisProcess(self._directory))
+        workers = self._start_workers(groups)
+        urls = [worker.url for members in workers.values() for worker in members]
+        environment = {**QUICK, **(settings or {})}
+        routers = self._stack.enter_context(
+            replicas(
+                self._directory,
+                replica_count,
+                urls if wait else [],
+                redis_url=news.url if news else None,
+                flags=[] if wait else [flag for url in urls for flag in ("--worker", url)],
+                environment=environment,
+                config=config,
+            )
+        )
+        front = None
+        if nginx:
+            require(find_nginx(), "nginx")
+            # Started as root it keeps bodies in files as another user, who has no business in the tests' directory.
+            place = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
+            place.chmod(0o711)
+            front = self._stack.enter_context(NginxProcess(place, [router.port for router in routers]))
+        client = httpx.Client(trust_env=False, verify=False, timeout=30, limits=httpx.Limits(max_connections=None))
+        rig = Rig(self._directory, workers, routers, news, front, self._stack.enter_context(client))
+        rig.descriptors = {router.pid: open_descriptors(router.pid) for router in routers}
+        return rig
+
+    def _start_workers(self, groups: Sequence[Group]) -> dict[str, list[SimProcess]]:
+        started: dict[str, list[SimProcess]] = {}
+        for wanted in groups:
+            started[wanted.name] = [SimProcess(wanted.config) for _ in range(wanted.count)]
+            for worker in started[wanted.name]:
+                self._stack.callback(worker.stop)
+                worker.launch()
+        for members in started.values():
+            for worker in members:
+                worker.wait_ready()
+        return started
+
+
+@contextmanager
+def building(directory: Path) -> Iterator[RigBuilder]:
+    """A builder whose rigs end with the block."""
+    with ExitStack() as stack:
+        yield RigBuilder(directory, stack)
+
+
+def raise_descriptor_limit() -> None:
+    """Let this process and its children have enough sockets for a thousand streams."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < 8192:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(8192, hard), hard))
+
+
+def open_descriptors(pid: int) -> int:
+    """File descriptors that a process has open."""
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+# -- what must hold after every case -----------------------------------------------------------------------------
+
+
+def check_invariants(rig: Rig) -> None:
+    """Nothing in flight, every request accounted for once, and nothing said in the log that it must not say."""
+    check_rest(rig)
+    if rig.countable:
+        check_outcomes(rig)
+    for router in rig.routers:
+        check_log(rig, router.log.read_text(errors="replace"))
+
+
+def check_outcomes(rig: Rig) -> None:
+    """Every request that was sent has ended in one way."""
+    expected, counted = rig.sent, -1.0
+    with contextlib.suppress(TimeoutError):
+        for _ in until(5, "all requests to be accounted for"):
+            counted = rig.metric("router_outcomes_total")
+            if counted >= expected:
+                break
+    rig.sent = int(counted)  # one case that does not add up is enough
+    assert counted == expected, list(samples(rig.routers[0].metrics(), "router_outcomes_total"))
+
+
+def check_rest(rig: Rig) -> None:
+    """Gauges of all replicas come to 0, and the workers know of no request that still runs."""
+    busy: object = None
+    alive = [router for router in rig.routers if router.alive]
+    try:
+        for _ in until(5, "gauges at 0"):
+            texts = [router.metrics() for router in alive]
+            busy = {name: [total(text, name) for text in texts] for name in AT_REST}
+            if not any(any(values) for values in busy.values()):
+                break
+        for _ in until(5, "workers at rest"):
+            busy = [(state["running"], state["waiting"]) for state in (worker.state() for worker in rig.workers)]
+            if not any(any(counts) for counts in busy):
+                break
+    except TimeoutError as error:
+        raise AssertionError(f"{error}: {busy}") from None
+
+
+def check_log(rig: Rig, log: str) -> None:
+    """No addresses of workers, prompts, keys or tracebacks."""
+    addresses = {worker.url.removeprefix("http://") for worker in rig.workers}
+    for secret in {*addresses, *rig.secrets, ADMIN_KEY, CANARY, "Traceback", "internal error"}:
+        assert secret not in log, f"{secret!r} is in the log: {_around(log, secret)}"
+
+
+def check_descriptors(rig: Rig) -> None:
+    """Sockets go back to about what they were, but for clients that keep their connections."""
+    for router in rig.routers:
+        if not router.alive or router.pid not in rig.descriptors:
+            continue
+        now = before = rig.descriptors[router.pid]
+        with contextlib.suppress(TimeoutError):
+            for _ in until(8, "descriptors to be closed"):
+                kept = total(router.metrics(), "router_client_connections")
+                now = open_descriptors(router.pid) - int(kept)
+                if now <= before + 5:
+                    break
+        assert now <= before + 5
+
+
+def _around(log: str, secret: str) -> str:
+    at = log.index(secret)
+    return log[max(0, at - 200) : at + 200]
+
+
+def _headers(headers: dict[str, str] | None, fault: Json | None) -> dict[str, str]:
+    sent = {"content-type": "application/json", **(headers or {})}
+    if fault is not None:
+        sent["x-sim-fault"] = json.dumps(fault)
+    return sent
