@@ -13,6 +13,7 @@ from router.workers.registry import Registry, Worker
 
 # An answer this young says more about a worker than its probes do.
 RECENT_SECONDS = 15.0
+_READY = State.READY  # an attribute of an enum is looked up slowly
 
 
 def served(registry: Registry, worker: Worker, now: float) -> None:
@@ -58,7 +59,8 @@ def candidates(registry: Registry, model: str, now: float) -> list[Worker]:
     If none is well, those are named that may be well after all: one attempt that fails costs less than a refusal.
     """
     pool = registry.serving(model)
-    usable = [worker for worker in pool if worker.usable]
+    # The common case is spelt out: this runs for every request, and a property costs more than all of it.
+    usable = [worker for worker in pool if (worker.state is _READY and not worker.draining) or worker.usable]
     return usable or _last_resort(pool, now)
 
 

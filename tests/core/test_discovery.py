@@ -272,6 +272,7 @@ def test_a_sample_that_is_missing_is_unknown_and_one_of_zero_is_not() -> None:
         ({"awake": 0, "weights_offloaded": 1, "discard_all": 0}, True),
         ({"awake": 0, "weights_offloaded": 0, "discard_all": 1}, True),
         ({"awake": 0, "weights_offloaded": 0, "discard_all": 0}, True),
+        ({"weights_offloaded": 1}, True),
         ({"awake": math.nan, "something_new": 1}, False),
         ({}, False),
     ],

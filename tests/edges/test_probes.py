@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
+from router.cachemodel import CacheProfile
 from router.settings import HealthSettings
 from router.workers import passive
 from router.workers.health import State
 from router.workers.probes import MODELS_EVERY, Prober
 from router.workers.registry import Lease, Registry, Worker
+from router.workers.watch import CONFIRM_SECONDS
 
 PAGE = """process_start_time_seconds {started}
 vllm:num_requests_running{{engine="0"}} 3
@@ -386,6 +388,20 @@ async def test_a_restart_without_metrics_is_seen_by_its_gap() -> None:
         assert fleet.epochs == [6000]
 
 
+async def test_a_new_life_without_metrics_has_no_known_cache() -> None:
+    async with scripted() as there, Fleet() as fleet, fleet.prober:
+        worker = fleet.add(there)
+        await fleet.reach(worker, State.READY)
+        assert worker.facts.profile.block_size == 32
+        await there.stop()
+        await fleet.reach(worker, State.UNREADY)
+        there.metrics = None
+        await there.start()
+        await fleet.reach(worker, State.READY)
+        assert fleet.epochs == [1000, 5000]
+        assert worker.facts.profile == CacheProfile()
+
+
 async def test_an_outage_with_the_same_start_time_is_no_restart() -> None:
     async with scripted() as there, Fleet() as fleet, fleet.prober:
         worker = fleet.add(there)
@@ -546,16 +562,28 @@ async def test_a_poke_finds_a_restart_at_once() -> None:
         assert worker.state is State.READY
 
 
+async def test_one_poke_is_one_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.workers.probes.CONFIRM_SECONDS", 0.02)
+    async with scripted() as there, Fleet(interval=600) as fleet, fleet.prober:
+        worker = fleet.add(there)
+        await fleet.reach(worker, State.READY)
+        fleet.prober.poke(worker)
+        await there.probed()
+        await asyncio.sleep(0.2)
+        assert there.count("/health") == 2
+
+
 async def test_many_pokes_are_few_probes() -> None:
     async with scripted() as there, Fleet(interval=600) as fleet, fleet.prober:
         worker = fleet.add(there)
         await fleet.reach(worker, State.READY)
-        before = there.count("/health")
+        before, began = there.count("/health"), asyncio.get_running_loop().time()
         for _ in range(100):
             fleet.prober.poke(worker)
             await asyncio.sleep(0.003)
         await there.probed()
-        assert there.count("/health") - before <= 4
+        elapsed = asyncio.get_running_loop().time() - began
+        assert there.count("/health") - before <= elapsed / CONFIRM_SECONDS + 2
 
 
 # -- housekeeping ----------------------------------------------------------------------------------------------
