@@ -58,12 +58,12 @@ class Streak:
 
     def pause(self, state: State, interval: float) -> float:
         """Seconds from the start of this probe to the start of the next."""
-        if state is State.STARTING and self.bad:
-            # A fleet often starts together with its router: look often at first, then as at any other worker.
-            return min(interval, CONFIRM_SECONDS * (1 << min(self.bad - 1, 20)))
-        if state is State.UNREADY:
-            return interval / 5 if self.good else interval
-        return min(interval, CONFIRM_SECONDS) if self.refused else interval
+        if state not in (State.STARTING, State.UNREADY):
+            return min(interval, CONFIRM_SECONDS) if self.refused else interval
+        if self.good:
+            return interval / 5
+        # Fleets start together with their router, and some restarts are short: look often at first, then as anywhere.
+        return min(interval, CONFIRM_SECONDS * (1 << min(max(0, self.bad - 1), 20)))
 
 
 class Lives:
