@@ -163,9 +163,7 @@ class UpstreamPool:
 
     def _was_race(self, connection: UpstreamConnection, error: errors.RouterError) -> bool:
         """The keep-alive race: a connection from the pool died at once and without a byte."""
-        if not isinstance(error, UpstreamLost) or error.bytes_received or self._closed:
-            return False
-        return connection.age() < REUSE_RACE_SECONDS
+        return isinstance(error, UpstreamLost) and not error.bytes_received and connection.age() < REUSE_RACE_SECONDS
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         now = loop.time()

@@ -254,9 +254,6 @@ class UpstreamConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = opened = cast(asyncio.Transport, transport)  # uvloop's does not inherit from it
-        if self.closed:  # given up while the socket was being opened
-            opened.abort()
-            return
         self._readable = select.poll()
         self._readable.register(opened.get_extra_info("socket").fileno(), select.POLLIN)
 
@@ -309,16 +306,7 @@ class UpstreamConnection(asyncio.Protocol):
             response.show_head(parser)
         self._response = None
         # An answer that came before its request was sent leaves the rest of the request on the connection.
-        if (
-            parser.keep_alive
-            and not parser.surplus
-            and transport is not None
-            and not transport.is_closing()
-            and not transport.get_write_buffer_size()
-        ):
-            if self._paused:
-                self._paused = False
-                transport.resume_reading()
+        if parser.keep_alive and not parser.surplus and transport is not None and not transport.get_write_buffer_size():
             self._owner.give_back(self)
         else:
             self.abort()

@@ -19,8 +19,6 @@ from router.dataplane.upstream_types import UpstreamLimits
 # What a piece of body costs beside its bytes: the object's header and its place in the list.
 PIECE_OVERHEAD: Final = 41
 
-_BODYLESS_STATUS: Final = frozenset({204, 304})
-
 
 class _SurplusBytes(Exception):
     """Stops httptools at the first byte behind the answer."""
@@ -65,15 +63,17 @@ class ResponseParser:
         self._limits = limits
         self._engine = HttpResponseParser(self)
         self._execute: Callable[[bytes], None] = self._engine.feed_data
+        # Whatever sets one of these three ends the connection too.
+        self._refusal: errors.UpstreamProtocolError | None = None
+        self._until_close = False
+        self.surplus = False
         self.start()
 
     def start(self, *, bodyless: bool = False) -> None:
         """Expect the answer to one request; `bodyless` when it was a HEAD, whose answer declares a body it lacks."""
         self._bodyless = bodyless
-        self._refusal: errors.UpstreamProtocolError | None = None
         self._informational = 0
         self._overhead = 0
-        self._until_close = False
         self.status = 0
         self.headers = []
         self.content_length = None
@@ -83,7 +83,6 @@ class ResponseParser:
         self.head_done = False
         self.done = False
         self.keep_alive = False
-        self.surplus = False
 
     def feed(self, data: bytes) -> None:
         """Take bytes off the wire; UpstreamProtocolError when they are not an answer. Pieces before the fault stay."""
@@ -146,8 +145,8 @@ class ResponseParser:
         self.head_done = True
         if self._bodyless:
             self.done = True
-        elif not chunked and self.content_length is None and status not in _BODYLESS_STATUS:
-            self._until_close = True
+        elif not chunked and self.content_length is None:
+            self._until_close = True  # unless httptools, which knows 204 and 304, says next that it is complete
 
     def on_body(self, data: bytes) -> None:
         if self.done:

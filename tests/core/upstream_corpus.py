@@ -243,7 +243,8 @@ _BAD_HEADS = {
     "switching protocols": b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\nabc",
     "101 without upgrade": b"HTTP/1.1 101 Switching Protocols\r\n\r\n",
     "informational with a body": b"HTTP/1.1 100 Continue\r\nContent-Length: 3\r\n\r\nabc" + EMPTY,
-    "informational with chunks": b"HTTP/1.1 100 Continue\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + EMPTY,
+    "informational with chunks": b"HTTP/1.1 100 Continue\r\nTransfer-Encoding: chunked\r\n\r\n" + EMPTY,
+    "informational with a length": b"HTTP/1.1 100 Continue\r\nContent-Length: 3\r\n\r\n" + EMPTY,
     "bare LF after the status line": b"HTTP/1.1 200 OK\nContent-Length: 0\r\n\r\n",
     "chunked in HTTP/1.0": b"HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
 }

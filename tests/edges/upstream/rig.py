@@ -132,6 +132,7 @@ async def pool_for(
         pool.close()
         counts = pool.statistics()
         assert (counts.open, counts.idle, counts.active) == (0, 0, 0)
+        assert pool._sweeper is None
         await settle()
         assert pool.statistics().connecting == 0
 

@@ -134,6 +134,20 @@ async def test_closing_a_response_in_flight_ends_the_connection_at_once() -> Non
             await eventually(lambda: it.connections[0].reader.at_eof())
 
 
+async def test_leaving_while_the_request_is_being_sent_does_not_send_the_rest() -> None:
+    async def script(side: WorkerSide) -> None:
+        side.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await asyncio.Event().wait()
+
+    async with worker(script) as it:
+        before = open_sockets()
+        async with pool_for(it.origin) as pool:
+            asking = asyncio.create_task(ask(pool, b"x" * (32 << 20)))
+            await eventually(lambda: pool.statistics().active == 1)
+            await cancel(asking)
+            await eventually(lambda: open_sockets() <= before + 1)  # the worker's end
+
+
 async def test_closing_a_response_wakes_its_reader() -> None:
     async with worker(one_piece) as it, pool_for(it.origin) as pool:
         response = await ask(pool)
@@ -290,6 +304,12 @@ async def test_closed_connections_are_freed_without_the_cycle_collector() -> Non
                 for response in responses:
                     response.close()
                 del response, responses
+                await settle(20)
+                assert alive() == before
+            async with pool_for(Origin("127.0.0.1", 1)) as pool:
+                for _ in range(5):
+                    with pytest.raises(errors.ConnectFailed):
+                        await ask(pool)
                 await settle(20)
                 assert alive() == before
         finally:

@@ -234,6 +234,7 @@ async def test_a_connection_past_its_time_is_not_used_even_before_the_sweep() ->
         time.sleep(0.05)  # noqa: ASYNC251 - the loop, and with it the sweep, stands still
         await ask(pool)
         assert len(it.connections) == 2
+        assert pool.statistics().open == 1
 
 
 async def test_a_large_request_body_arrives_intact() -> None:
@@ -350,6 +351,27 @@ async def test_a_reader_that_does_not_read_holds_the_worker_up() -> None:
         assert count == size
         assert response.complete
         assert pool.statistics().idle == 1
+
+
+async def test_a_reader_that_keeps_up_never_holds_the_worker_up() -> None:
+    gates = [asyncio.Event() for _ in range(5)]
+
+    async def script(side: WorkerSide) -> None:
+        await side.request()
+        await side.send(CHUNKED)
+        for gate in gates:
+            await side.send(chunk(b"x" * 100))
+            await gate.wait()
+        await side.send(LAST_CHUNK)
+
+    async with worker(script) as it, pool_for(it.origin, read_buffer=200) as pool:
+        response = await ask(pool)
+        (connection,) = pool._open
+        for gate in gates:
+            assert len(await response.read()) == 100
+            assert connection.deadline < math.inf
+            gate.set()
+        assert await response.read() == b""
 
 
 async def test_small_packets_are_not_held_back() -> None:

@@ -13,6 +13,7 @@ import pytest
 from router import errors
 from router.dataplane import upstream
 from router.dataplane.upstream import Origin, UpstreamLost
+from router.dataplane.upstream_connection import UpstreamConnection
 from tests.edges.upstream.rig import (
     CHUNKED,
     HELLO,
@@ -405,6 +406,44 @@ async def test_a_greeting_before_the_request() -> None:
     async with worker(script) as it, pool_for(it.origin) as pool:
         with pytest.raises(errors.UpstreamProtocolError):
             await ask(pool)
+
+
+@pytest.fixture
+def late_to_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The task comes back from connecting after the worker has acted on the connection."""
+    open_socket = upstream.UpstreamPool._open_socket
+
+    async def late(
+        self: upstream.UpstreamPool, loop: asyncio.AbstractEventLoop, connection: UpstreamConnection
+    ) -> None:
+        await open_socket(self, loop, connection)
+        await eventually(lambda: connection.closed)
+
+    monkeypatch.setattr(upstream.UpstreamPool, "_open_socket", late)
+
+
+@pytest.mark.usefixtures("late_to_the_connection")
+async def test_a_greeting_that_comes_first() -> None:
+    async def script(side: WorkerSide) -> None:
+        side.writer.write(b"220 mail.example ESMTP\r\n")
+        await side.gone()
+
+    async with worker(script) as it, pool_for(it.origin) as pool:
+        with pytest.raises(errors.UpstreamProtocolError):
+            await ask(pool)
+
+
+@pytest.mark.usefixtures("late_to_the_connection")
+async def test_a_worker_that_hangs_up_first() -> None:
+    async def script(side: WorkerSide) -> None:
+        side.writer.close()
+
+    async with worker(script) as it, pool_for(it.origin) as pool:
+        with pytest.raises(errors.UpstreamReset) as lost:
+            await ask(pool)
+        assert isinstance(lost.value, UpstreamLost)
+        assert (lost.value.bytes_received, lost.value.reused) == (0, False)
+        assert pool.statistics().open == 0
 
 
 async def test_nonsense_in_the_middle() -> None:
