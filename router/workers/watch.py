@@ -62,8 +62,10 @@ class Streak:
             return min(interval, CONFIRM_SECONDS) if self.refused else interval
         if self.good:
             return interval / 5
+        if not self.bad:
+            return interval
         # Fleets start together with their router, and some restarts are short: look often at first, then as anywhere.
-        return min(interval, CONFIRM_SECONDS * (1 << min(max(0, self.bad - 1), 20)))
+        return min(interval, CONFIRM_SECONDS * (1 << min(self.bad - 1, 20)))
 
 
 class Lives:

@@ -80,6 +80,12 @@ def test_probes_come_sooner_where_an_answer_is_awaited() -> None:
     assert after_probe(R, State.READY) == 0.25
     assert [after_probe(R, State.UNREADY) for _ in range(6)] == [1, 2, 4, 5, 5, 5]
     assert after_probe(G, State.UNREADY) == 1
+
+
+def test_pauses_have_a_bound_and_probes_that_tell_nothing_do_not_hurry() -> None:
+    streak = Streak()
+    streak.judge(V, State.STARTING, HEALTH, busy=False, held=False)
+    assert streak.pause(State.STARTING, 5.0) == 5
     streak.bad = 10**9
     assert streak.pause(State.STARTING, 5.0) == 5
 
