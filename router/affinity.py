@@ -21,72 +21,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from router.touches import Export, Owner, Shared, Touch, Use
+
+__all__ = ["AffinityMap", "Delta", "EvictionCause", "Export", "Touch", "Use"]
+
 EvictionCause = Literal["capacity", "expired", "epoch"]
 # Work that one call may do for pairs it does not need itself, so that no request pays for a mass expiry.
 CHORES = 256
-
-
-class Touch:
-    """One use of one prompt on one owner, and the blocks it still holds; `expires` in the caller's clock.
-
-    `above` is the block just above the shallowest one held here: a later and shorter prompt took the rest.
-    """
-
-    __slots__ = ("above", "blocks", "earlier", "expires", "later", "owner", "sequence", "tentative")
-
-    def __init__(self, owner: Owner, blocks: list[int], above: int | None, expires: float, *, tentative: bool) -> None:
-        self.owner = owner
-        self.blocks = blocks
-        self.above = above
-        self.expires = expires
-        self.tentative = tentative
-        self.sequence = 0
-        self.earlier: Touch | None = None
-        self.later: Touch | None = None
-
-
-class Owner:
-    """One epoch of one worker's cache: how many blocks it holds, and its touches from the oldest to the newest."""
-
-    __slots__ = ("bit", "epoch", "newest", "oldest", "pairs", "queued", "worker")
-
-    def __init__(self, worker: str, epoch: float, bit: int) -> None:
-        self.worker = worker
-        self.epoch = epoch
-        self.bit = bit
-        self.pairs = 0
-        self.oldest: Touch | None = None
-        self.newest: Touch | None = None
-        self.queued = False
-
-    def append(self, touch: Touch) -> None:
-        touch.earlier = self.newest
-        if self.newest is None:
-            self.oldest = touch
-        else:
-            self.newest.later = touch
-        self.newest = touch
-
-    def remove(self, touch: Touch) -> None:
-        if touch.earlier is None:
-            self.oldest = touch.later
-        else:
-            touch.earlier.later = touch.later
-        if touch.later is None:
-            self.newest = touch.earlier
-        else:
-            touch.later.earlier = touch.earlier
-        touch.earlier = touch.later = None
-
-
-class Shared:
-    """A block that several owners hold: their bits, and each one's touch by its bit."""
-
-    __slots__ = ("mask", "touches")
-
-    def __init__(self, first: Touch, second: Touch) -> None:
-        self.touches = {first.owner.bit: first, second.owner.bit: second}
-        self.mask = first.owner.bit | second.owner.bit
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +54,10 @@ class AffinityMap:
         self._bits = 0
         self._free: list[int] = []
         self._pairs = 0
-        self._sequence = 0
-        # The oldest touch of every owner; entries may be too early, never too late, and are corrected when met.
-        self._fronts: list[tuple[int, Owner]] = []
+        self._used = -math.inf
+        # The oldest touch of every owner; entries may be too early, never too late, and are corrected when met. One
+        # that differs from its owner's `front` has been overtaken by another.
+        self._fronts: list[tuple[float, Owner]] = []
         self._graveyard: deque[Owner] = deque()
 
     def __len__(self) -> int:
@@ -226,6 +168,36 @@ class AffinityMap:
             self._add(Touch(owner, blocks, None, now + self.ttl, tentative=False), now)
         return True
 
+    def export(self, worker: str, since: float = -math.inf) -> Export | None:
+        """What is remembered of a worker, as far as it was used at `since` or later; None if it is unknown."""
+        owner = self._owners.get(worker)
+        if owner is None:
+            return None
+        start = owner.oldest
+        if since > -math.inf:
+            start, at = None, owner.newest
+            while at is not None and at.used >= since:
+                start, at = at, at.earlier
+        return Export(self._lives, owner, start)
+
+    def restore(self, worker: str, epoch: float, uses: Sequence[Use], now: float) -> int | None:
+        """What another replica remembers, oldest first; of each block the latest use counts. Returns new pairs.
+
+        None if it is out of date.
+        """
+        owner = self._owners.get(worker)
+        if owner is None or owner.epoch != epoch:
+            return None
+        before = owner.pairs
+        for use in uses:
+            used = now - max(0.0, use.age)
+            if used + self.ttl > now:
+                self._restore(owner, use, used)
+        gained = owner.pairs - before
+        self._tidy(now)
+        self._tidy_fronts()
+        return gained
+
     def tick(self, now: float) -> None:
         """Bounded housekeeping, called about once a second: expire what is too old, bury the dead."""
         self._expire(now, 8 * CHORES)
@@ -234,6 +206,9 @@ class AffinityMap:
     def statistics(self) -> dict[str, int]:
         """Blocks per worker."""
         return {worker: owner.pairs for worker, owner in self._owners.items()}
+
+    def _lives(self, owner: Owner) -> bool:
+        return self._owners.get(owner.worker) is owner
 
     def _touch_of(self, owner: Owner, block: int) -> Touch | None:
         holder = self._held.get(block)
@@ -269,16 +244,42 @@ class AffinityMap:
         distinct = set(touch.blocks)
         if len(distinct) != len(touch.blocks):
             touch.blocks = list(dict.fromkeys(touch.blocks))
-        self._sequence += 1
-        touch.sequence = self._sequence
+        touch.used = self._used = now if now > self._used else math.nextafter(self._used, math.inf)
         losers = self._hold(touch)
         owner = touch.owner
         owner.append(touch)
-        if not owner.queued:
-            owner.queued = True
-            heapq.heappush(self._fronts, (touch.sequence, owner))
+        self._queue(touch)
         for loser in losers:
             self._trim(loser, distinct)
+        self._tidy(now)
+
+    def _restore(self, owner: Owner, use: Use, used: float) -> None:
+        named = list(dict.fromkeys(use.blocks))
+        blocks: list[int] = []
+        for block in named:
+            mine = self._touch_of(owner, block)
+            if mine is None or mine.tentative or mine.used < used:
+                blocks.append(block)
+        if not blocks:
+            return
+        shallowest = named.index(blocks[-1]) + 1
+        above = named[shallowest] if shallowest < len(named) else use.above
+        touch = Touch(owner, blocks, above, used + self.ttl, tentative=False)
+        touch.used = used
+        losers = self._hold(touch)
+        owner.insert(touch)
+        self._queue(touch)
+        taken = set(blocks)
+        for loser in losers:
+            self._trim(loser, taken)
+
+    def _queue(self, touch: Touch) -> None:
+        owner = touch.owner
+        if touch.used < owner.front:
+            owner.front = touch.used
+            heapq.heappush(self._fronts, (touch.used, owner))
+
+    def _tidy(self, now: float) -> None:
         self._expire(now, CHORES)
         if self._pairs > self.max_blocks:
             self._evict(self._pairs - self.max_blocks)
@@ -354,13 +355,16 @@ class AffinityMap:
         """The oldest touch of all live owners."""
         fronts = self._fronts
         while fronts:
-            sequence, owner = fronts[0]
+            used, owner = fronts[0]
             oldest = owner.oldest
-            if oldest is None or not owner.bit & self._live:
-                owner.queued = False
+            if used != owner.front:
                 heapq.heappop(fronts)
-            elif oldest.sequence != sequence:
-                heapq.heapreplace(fronts, (oldest.sequence, owner))
+            elif oldest is None or not owner.bit & self._live:
+                owner.front = math.inf
+                heapq.heappop(fronts)
+            elif oldest.used != used:
+                owner.front = oldest.used
+                heapq.heapreplace(fronts, (oldest.used, owner))
             else:
                 return oldest
         return None
@@ -393,8 +397,11 @@ class AffinityMap:
         self._pairs -= owner.pairs
         self.evictions["epoch"] += owner.pairs
         self._graveyard.append(owner)
+        self._tidy_fronts()
+
+    def _tidy_fronts(self) -> None:
         if len(self._fronts) > 2 * len(self._owners) + CHORES:
-            self._fronts = [front for front in self._fronts if front[1].bit & self._live]
+            self._fronts = [front for front in self._fronts if front[1].bit & self._live and front[0] == front[1].front]
             heapq.heapify(self._fronts)
 
     def _clean_graves(self, chores: int) -> None:

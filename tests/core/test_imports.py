@@ -18,6 +18,7 @@ FLOORS = {
     "prompt": 2,
     "hashing": 1,
     "cachemodel": 2,
+    "touches": 1,
     "affinity": 2,
     "policy": 2,
     "routes": 3,
@@ -38,7 +39,7 @@ FLOORS = {
     "demo": 8,
     "__main__": 9,
 }
-PURE = {"errors", "prompt", "hashing", "cachemodel", "affinity", "policy", "sync_codec"}
+PURE = {"errors", "prompt", "hashing", "cachemodel", "touches", "affinity", "policy", "sync_codec"}
 IMPURE_MODULES = {"asyncio", "time", "random", "logging", "socket", "threading", "os", "secrets", "uuid"}
 
 
