@@ -33,6 +33,7 @@ from router.workers.selection import Selector
 log = logging.getLogger("router")
 TICK_SECONDS = 1.0
 LAG_SECONDS = 0.25
+LOOK_SECONDS = 0.01
 
 
 class Router:
@@ -102,6 +103,13 @@ class Router:
         for work in (self._tick(), self._watch_lag()):
             task = asyncio.create_task(work)
             self._tasks.add(task)
+
+    async def first_look(self, seconds: float) -> None:
+        """Wait until every worker has been looked at once, but no longer than this."""
+        for _ in range(int(seconds / LOOK_SECONDS)):
+            if not any(worker.state is State.STARTING and not worker.refused for worker in self.registry):
+                return
+            await asyncio.sleep(LOOK_SECONDS)
 
     async def aclose(self) -> None:
         """End all tasks and connections."""

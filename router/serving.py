@@ -16,6 +16,7 @@ from router.app import Router
 from router.settings import Settings
 
 log = logging.getLogger("router")
+FIRST_LOOK_SECONDS = 2.0
 
 
 class RouterServer(uvicorn.Server):
@@ -35,6 +36,8 @@ class RouterServer(uvicorn.Server):
             await self._router.aclose()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        # A balancer without health checks sends requests as soon as somebody listens.
+        await self._router.first_look(FIRST_LOOK_SECONDS)
         await super().startup(sockets)
         if self.started:
             for server in self.servers:
@@ -54,6 +57,7 @@ class RouterServer(uvicorn.Server):
     def _begin_drain(self, delay: float) -> None:
         log.info("draining: not ready any more, %d requests in flight", self._router.app.active)
         assert self._loop is not None
+        self._router.protocol.draining = True
         self._loop.call_later(delay, self._stop_accepting)
 
     def _stop_accepting(self) -> None:

@@ -24,6 +24,8 @@ from router.wire import error_body, plain_response
 _ids = itertools.count(1)
 # A read brings up to this much at once, so this much more than the limit may arrive before it is noticed.
 _READ_SLACK = 256 * 1024
+# A balancer may be writing into a kept connection while it is closed; so long such connections outlive the listener.
+_LINGER_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,8 @@ class RouterProtocol(HttpToolsProtocol):
     bounds: ClassVar[Bounds]
     gate: ClassVar[Gate]
     open_connections: ClassVar[set[RouterProtocol]]
+    # Set for all connections when the replica is about to end: each answer then says that its connection does too.
+    draining: ClassVar[bool] = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -151,6 +155,8 @@ class RouterProtocol(HttpToolsProtocol):
             self._to_control()
             return
         client.expects = self.expect_100_continue
+        if self.draining:
+            client.keep_alive = False
         before = self.cycle
         self.cycle = client  # type: ignore[assignment]
         if before is None or before.response_complete:
@@ -193,6 +199,20 @@ class RouterProtocol(HttpToolsProtocol):
             super().on_response_complete()
         if not self.waiting_for:
             self.waiting_since = time.monotonic()
+        if self.draining and not self.transport.is_closing():
+            self.shutdown()
+
+    def shutdown(self) -> None:
+        """The listener is closed: end with the answer under way, or soon, if nothing comes."""
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            cycle.keep_alive = cycle.keep_alive and cycle.response_started
+        else:
+            self.loop.call_later(_LINGER_SECONDS, self._close_if_idle)
+
+    def _close_if_idle(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.close()
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         """uvicorn's moment for the next request in line."""
@@ -217,6 +237,8 @@ class RouterProtocol(HttpToolsProtocol):
         self.url, self.headers, self.expect_100_continue = url, headers, expects
         self.scope["headers"] = headers
         super().on_headers_complete()
+        if self.draining:
+            self.cycle.keep_alive = False
 
     def _give_turn(self, client: Client) -> None:
         """All earlier answers on the connection have ended, so that this client may be spoken to."""
