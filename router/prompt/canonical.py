@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 from msgspec import Raw
-from xxhash import xxh3_128_digest
+from xxhash import xxh3_128, xxh3_128_digest
 
 from router.hashing import HORIZON_BYTES
 from router.prompt import shapes
@@ -23,7 +23,7 @@ LINE_BREAK = b"\\n"
 # vLLM drops system blocks that begin so.
 BILLING_HEADER = b"x-anthropic-billing-header"
 QUOTE, BRACKET = b'"['
-# Bare strings in place of content parts are looked for in lists up to this size.
+# What is not of the usual shape is looked into up to this size.
 ODD_BYTES = 64 * 1024
 _NOTHING = Part()
 OPENINGS = {role: ROLE + role.encode() for role in ("system", "developer", "user", "assistant", "tool")}
@@ -52,14 +52,23 @@ class Prefix:
         if given(raw):
             self.add(FIELD, raw)
 
-    def add_digest(self, raw: Raw, counted: int = MEDIA_BYTES) -> None:
-        """Data that enters as its digest; `counted` is what it stands for in the size."""
+    def add_digest(self, raw: Raw) -> None:
+        """Data that enters as its digest."""
         self.add(MEDIA, xxh3_128_digest(memoryview(raw)) if self.room > 0 else b"")
-        self.size += counted
+        self.size += MEDIA_BYTES
 
     def add_opaque(self, raw: Raw) -> None:
         """Something of unknown shape, which may be large: equal only to itself."""
-        self.add_digest(raw, min(len(raw), MEDIA_BYTES))
+        if self.room > 0:
+            digest = xxh3_128()
+            fields = shapes.lenient(shapes.fields, raw, {}) if len(raw) <= ODD_BYTES else {}
+            # A marker that clients move from turn to turn.
+            fields.pop("cache_control", None)
+            for name, value in fields.items():
+                digest.update(name.encode())
+                digest.update(memoryview(value))
+            self.add(MEDIA, digest.digest() if fields else xxh3_128_digest(memoryview(raw)))
+        self.size += min(len(raw), MEDIA_BYTES)
 
     def bytes(self) -> bytes:
         joined = b"".join(self.parts)
