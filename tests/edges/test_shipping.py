@@ -109,7 +109,7 @@ def test_the_image_runs_as_nobody_in_particular_and_holds_no_secret() -> None:
 def test_the_image_starts_a_command_that_exists(wheel: zipfile.ZipFile) -> None:
     (entry,) = json.loads(values("ENTRYPOINT")[0])
     scripts = wheel.read(f"prefix_router-{VERSION}.dist-info/entry_points.txt").decode()
-    assert f"{entry} = " in scripts
+    assert f"\n{entry} = " in scripts
     parsed = command_line._parser().parse_args(json.loads(values("CMD")[0]))
     assert (parsed.command, parsed.host) == ("serve", "0.0.0.0")
 
