@@ -153,6 +153,7 @@ class Relay:
     def _answered(self, job: Job, placement: Placement, response: UpstreamResponse, tap: Tap | None) -> None:
         """The first byte is here: the worker works, and if it served the prompt it owns it now."""
         now = self._clock()
+        placement.lease.first_byte()
         if outcome_of_status(response.status) is Outcome.ANSWERED:
             passive.served(self._registry, placement.worker, now)
         record = job.record

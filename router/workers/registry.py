@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import NamedTuple
 
 from router.cachemodel import CacheProfile
 from router.workers.health import Event, State, after
@@ -40,6 +41,15 @@ class Facts:
     cache_hits: float | None = None
 
 
+class Part(NamedTuple):
+    """What one replica has on a worker: requests in flight, those of them that wait for their first byte, and the
+    prompt tokens that the worker has to compute for these."""
+
+    in_flight: int = 0
+    waiting: int = 0
+    queued_tokens: int = 0
+
+
 class Worker:
     """One vLLM server. Mutable, and changed only through the registry, leases and probes."""
 
@@ -54,7 +64,10 @@ class Worker:
         "last_served",
         "load",
         "local",
+        "local_queued_tokens",
+        "local_waiting",
         "probation_busy",
+        "queued_tokens",
         "refused",
         "remote",
         "removed",
@@ -63,6 +76,7 @@ class Worker:
         "strikes",
         "until",
         "url",
+        "waiting",
     )
 
     def __init__(self, url: str, *, slots: int, api_key: str | None) -> None:
@@ -75,10 +89,10 @@ class Worker:
         self.state = State.STARTING
         self.draining = False
         self.removed = False
-        # In flight: from this replica, from each other replica, and in all.
-        self.local = 0
-        self.remote: dict[str, int] = {}
-        self.load = 0
+        # In flight, and of that what waits for its first byte: from this replica, from each other one, and in all.
+        self.local = self.local_waiting = self.local_queued_tokens = 0
+        self.remote: dict[str, Part] = {}
+        self.load = self.waiting = self.queued_tokens = 0
         # What the last probe found: nobody listening, or an engine that sleeps.
         self.refused = False
         self.asleep = False
@@ -89,9 +103,14 @@ class Worker:
         self.probation_busy = False
         self.last_served = float("-inf")
 
+    @property
+    def own_part(self) -> Part:
+        """What this replica has on the worker."""
+        return Part(self.local, self.local_waiting, self.local_queued_tokens)
+
     def recount(self) -> None:
-        """Bring `load` up to date after a change of its parts."""
-        self.load = self.local + sum(self.remote.values()) if self.remote else self.local
+        """Bring the totals up to date after a change of a part."""
+        self.load, self.waiting, self.queued_tokens = map(sum, zip(self.own_part, *self.remote.values(), strict=True))
 
     @property
     def usable(self) -> bool:
@@ -225,11 +244,14 @@ class Registry:
         if not draining:
             self.notify_freed(worker)
 
-    def set_remote(self, worker: Worker, replica: str, in_flight: int) -> None:
-        """Another replica's requests in flight on a worker; zero removes the entry."""
+    def set_remote(
+        self, worker: Worker, replica: str, in_flight: int, waiting: int = 0, queued_tokens: int = 0
+    ) -> None:
+        """What another replica has on a worker; nothing in flight removes the entry."""
         before = worker.load
         if in_flight > 0:
-            worker.remote[replica] = in_flight
+            waiting = min(max(0, waiting), in_flight)
+            worker.remote[replica] = Part(in_flight, waiting, max(0, queued_tokens) if waiting else 0)
         else:
             worker.remote.pop(replica, None)
         worker.recount()
@@ -249,22 +271,37 @@ class Registry:
 
 
 class Lease:
-    """One request counted on one worker, from the decision until the answer has ended; ends exactly once."""
+    """One request counted on one worker, from the decision until the answer has ended; ends exactly once.
 
-    __slots__ = ("_ended", "_registry", "_trial", "worker")
+    Until its first byte it also counts as waiting, with the prompt tokens that the worker has to compute for it.
+    """
 
-    def __init__(self, registry: Registry, worker: Worker) -> None:
+    __slots__ = ("_ended", "_registry", "_trial", "_uncached", "_waiting", "worker")
+
+    def __init__(self, registry: Registry, worker: Worker, uncached_tokens: int = 0) -> None:
         self._registry = registry
         self.worker = worker
         self._ended = False
+        self._waiting = True
+        self._uncached = max(0, uncached_tokens)
         worker.local += 1
         worker.load += 1
+        self._wait(1)
         # The one request that decides a probation; older ones that still run do not stand for it.
         self._trial = worker.state is State.PROBATION and not worker.probation_busy
         if self._trial:
             worker.probation_busy = True
         for hook in registry.hooks.load:
             hook(worker)
+
+    def first_byte(self) -> None:
+        """The worker has begun to answer; further calls do nothing."""
+        if not self._waiting:
+            return
+        self._waiting = False
+        self._wait(-1)
+        for hook in self._registry.hooks.load:
+            hook(self.worker)
 
     def end(self) -> None:
         """Give the slot back; further calls do nothing."""
@@ -274,12 +311,22 @@ class Lease:
         worker = self.worker
         worker.local -= 1
         worker.load -= 1
+        if self._waiting:
+            self._waiting = False
+            self._wait(-1)
         if self._trial:
             worker.probation_busy = False
         for hook in self._registry.hooks.load:
             hook(worker)
         for hook in self._registry.hooks.freed:
             hook(worker)
+
+    def _wait(self, change: int) -> None:
+        worker, tokens = self.worker, change * self._uncached
+        worker.local_waiting += change
+        worker.waiting += change
+        worker.local_queued_tokens += tokens
+        worker.queued_tokens += tokens
 
 
 def with_models(facts: Facts, models: Mapping[str, Model]) -> Facts:

@@ -61,7 +61,8 @@ class Placement:
         self.decision = decision
         self.worker = decision.worker
         self.epoch = decision.worker.epoch
-        self.lease = Lease(selector.registry, decision.worker)
+        uncached = inquiry.tokens - decision.match.resumable
+        self.lease = Lease(selector.registry, decision.worker, uncached)
         self._claim: Touch | None = selector.index.claim(self.worker.id, inquiry.hashes, now)
 
     def own(self, now: float) -> None:

@@ -151,6 +151,27 @@ def test_load_is_the_sum_of_all_replicas_and_falls_with_them(registry: Registry)
     assert worker.load == 0
 
 
+def test_what_waits_for_its_first_byte_is_counted_over_all_replicas(registry: Registry) -> None:
+    worker = registry.add("http://a:1", slots=9)
+    told: list[tuple[int, int, int]] = []
+    registry.hooks.load.append(lambda changed: told.append((changed.load, changed.waiting, changed.queued_tokens)))
+    answered, broken = Lease(registry, worker, 100), Lease(registry, worker, 20)
+    registry.set_remote(worker, "r2", 3, 2, 5_000)
+    registry.set_remote(worker, "r3", 2, 7, -1)
+    assert (worker.waiting, worker.queued_tokens) == (6, 5_120)
+    assert worker.own_part == (2, 2, 120)
+    assert worker.remote == {"r2": (3, 2, 5_000), "r3": (2, 2, 0)}
+    for _ in range(2):
+        answered.first_byte()
+    registry.drop_replica("r2")
+    registry.drop_replica("r3")
+    assert (worker.load, worker.waiting, worker.queued_tokens) == (2, 1, 20)
+    for lease in (broken, answered):
+        lease.end()
+        lease.first_byte()
+    assert told == [(1, 1, 100), (2, 2, 120), (7, 5, 5_020), (1, 0, 0), (0, 0, 0)]
+
+
 def test_a_lease_ends_once(registry: Registry) -> None:
     worker = registry.add("http://a:1", slots=1)
     loads: list[int] = []
@@ -182,22 +203,34 @@ def test_a_probation_has_one_request_and_older_ones_do_not_end_it(registry: Regi
     assert worker.usable
 
 
-@given(st.lists(st.tuples(st.sampled_from(["lease", "end", "remote", "drop"]), st.integers(0, 3)), max_size=40))
+@given(
+    st.lists(st.tuples(st.sampled_from(["lease", "first", "end", "remote", "drop"]), st.integers(0, 3)), max_size=40)
+)
 def test_no_order_of_events_makes_load_wrong(events: list[tuple[str, int]]) -> None:
     registry = Registry()
     worker = registry.add("http://a:1", slots=1)
     leases: list[Lease] = []
+    waiting: dict[Lease, int] = {}
     remote = {"r0": 0, "r1": 0}
     for kind, n in events:
         replica = f"r{n % 2}"
         if kind == "lease":
-            leases.append(Lease(registry, worker))
+            leases.append(Lease(registry, worker, n - 1))
+            waiting[leases[-1]] = max(0, n - 1)
+        elif kind == "first" and leases:
+            leases[n % len(leases)].first_byte()
+            waiting.pop(leases[n % len(leases)], None)
         elif kind == "end" and leases:
-            leases.pop(n % len(leases)).end()
+            ended = leases.pop(n % len(leases))
+            ended.end()
+            waiting.pop(ended, None)
         elif kind == "remote":
             remote[replica] = n
-            registry.set_remote(worker, replica, n)
+            registry.set_remote(worker, replica, n, n, 10 * n)
         elif kind == "drop":
             remote[replica] = 0
             registry.drop_replica(replica)
-        assert worker.load == len(leases) + sum(remote.values())
+        others = sum(remote.values())
+        assert worker.load == len(leases) + others
+        assert worker.waiting == len(waiting) + others
+        assert worker.queued_tokens == sum(waiting.values()) + 10 * others
