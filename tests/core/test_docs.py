@@ -27,11 +27,13 @@ from router.cachemodel import BELOW_BLOCK_FLOOR, CACHE_DISABLED
 from router.control.app import create_control
 from router.dataplane.attempts import Outcome
 from router.fit import report
+from router.hashing import BLOCK_BYTES, DENSE_BLOCKS, HORIZON_BYTES, boundaries
+from router.metrics import MAX_SERIES
 from router.policy import POLICIES, Reason
 from router.routes import ROUTES
 from router.settings import CacheSettings, Group, ModelSettings, Settings, WorkerSettings, load
-from router.sync import DROP_CAUSES
-from router.sync_codec import KINDS
+from router.sync import DROP_CAUSES, MAX_PEERS
+from router.sync_codec import KINDS, MAX_DELTAS, MAX_MESSAGE, MAX_ROWS
 from router.workers.health import State
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -309,6 +311,34 @@ def test_every_alert_is_explained() -> None:
     rules = yaml.safe_load((ROOT / "config" / "alerts.yml").read_text())["groups"][0]["rules"]
     explained = re.findall(r"^\*\*(\w+)\.\*\*", section(page("operate.md"), "Alarms"), re.MULTILINE)
     assert sorted(explained) == sorted(rule["alert"] for rule in rules)
+
+
+# -- figures ---------------------------------------------------------------------------------------------------
+
+FIGURES = [
+    (
+        "how-it-decides.md",
+        f"The first {HORIZON_BYTES // 1024} KB of these bytes are cut into {DENSE_BLOCKS} blocks of {BLOCK_BYTES}.",
+    ),
+    ("how-it-decides.md", f"good for {Settings().affinity.tentative_seconds:.0f} seconds"),
+    ("scale.md", f"| hashes of one request | {len(boundaries(1 << 30))}, "),
+    ("scale.md", f"| {MAX_MESSAGE // 1024} KiB each; up to {MAX_DELTAS} deltas and {MAX_ROWS} workers in one |"),
+    ("scale.md", f"| replicas heard at one time | {MAX_PEERS} |"),
+    ("scale.md", f"| blocks remembered | {Settings().affinity.max_blocks:,} over all workers |"),
+    ("scale.md", f"| label combinations of a metric | {MAX_SERIES:,} |"),
+    ("metrics.md", f"at most {MAX_SERIES:,} combinations"),
+]
+
+
+@pytest.mark.parametrize(("name", "text"), FIGURES)
+def test_a_figure_is_that_of_the_code(name: str, text: str) -> None:
+    assert text in " ".join(page(name).split())
+
+
+def test_the_slack_table_is_that_of_the_code() -> None:
+    policy = Settings().policy
+    table = [[f"below {limit:,}", str(slack)] for limit, slack in policy.slack]
+    assert list(rows(section(page("how-it-decides.md"), "The rule"))) == [*table, ["more", str(policy.slack_above)]]
 
 
 # -- the pages themselves --------------------------------------------------------------------------------------
