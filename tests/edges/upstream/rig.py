@@ -44,6 +44,8 @@ class WorkerSide:
     async def send(self, *pieces: bytes) -> None:
         """Each piece by itself on the wire, as far as the loop can tell."""
         for piece in pieces:
+            if self.writer.is_closing():
+                raise ConnectionResetError  # uvloop would call it a misuse of the transport
             self.writer.write(piece)
             await self.writer.drain()
             await asyncio.sleep(0.001)
