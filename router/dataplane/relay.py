@@ -127,6 +127,8 @@ class Relay:
                 piece = await response.read()
                 if not piece:
                     break
+                # Probes may starve on a busy worker; bytes of an answer say that it lives.
+                placement.worker.last_served = self._clock()
                 if tap is not None:
                     tap.feed(piece)
                     if pending and not tap.only_comments:
@@ -137,7 +139,10 @@ class Relay:
             return
         except asyncio.CancelledError:
             if client.gone:
-                raise
+                if tap is None or not tap.finished:
+                    raise
+                self._complete(job, placement, response, tap)
+                return
             # The server's grace is over.
             self._broken(job, placement, tap, errors.Draining("This replica is shutting down."))
             return

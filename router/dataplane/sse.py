@@ -19,6 +19,8 @@ HEAD_BYTES = 2 * 1024
 _USAGE = b'"usage":'
 _COMMENTS = re.compile(rb"(?:(?::[^\r\n]*)?[\r\n])*(?::[^\r\n]*)?")
 _ERRORS = (b'data: {"error"', b'data:{"error"', b"event: error", b"event:error")
+_DONE = (b"data: [DONE]", b"data:[DONE]")
+_LAST_EVENTS = frozenset({b"message_stop", b"response.completed", b"response.incomplete", b"response.failed"})
 _decoder = json.JSONDecoder()
 
 
@@ -56,6 +58,17 @@ class Tap:
         if len(end) < 4:
             end = self.tail()[-4:]
         return end.replace(b"\r\n", b"\n").replace(b"\r", b"\n").endswith(b"\n\n")
+
+    @property
+    def finished(self) -> bool:
+        """The stream has said its last event, after which clients hang up without waiting for the transfer's end."""
+        if not self.events or not self.between_events:
+            return False
+        tail = self.tail().rstrip()
+        if tail.endswith(_DONE):
+            return True
+        at = tail.rfind(b"event:")
+        return at >= 0 and tail[at + 6 : at + 40].split(b"\n", 1)[0].strip() in _LAST_EVENTS
 
     @property
     def only_comments(self) -> bool:

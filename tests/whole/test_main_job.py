@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
+from openai import OpenAI
 
 from loadtest.conversation import Shape, play, user_turns
 from loadtest.fleet import until
@@ -195,3 +196,28 @@ def test_bodies_reach_the_worker_byte_for_byte(rig: Rig) -> None:
     assert headers[b"authorization"] == b"Bearer k"
     assert headers[b"host"] == worker.url.removeprefix("http://").encode()
     assert headers[b"x-request-id"].decode() == answer.headers["x-request-id"]
+
+
+def test_a_client_that_hangs_up_after_the_last_event_has_not_left_early(build: Builder) -> None:
+    rig = build(workers=1)
+    router = rig.routers[0]
+    # Role, two tokens, usage, [DONE]; the transfer's end, which clients don't wait for, never comes.
+    fault = {"action": {"kind": "stall", "unit": "event", "after": 5}, "times": None}
+    rig.workers[0].add_faults(fault)
+    with OpenAI(base_url=f"{router.url}/v1", api_key="unused", max_retries=0) as client:
+        for number in range(3):
+            stream = client.chat.completions.create(
+                model=MODEL,
+                messages=[{"role": "user", "content": f"question {number}"}],
+                max_tokens=2,
+                stream=True,
+                stream_options={"include_usage": True},
+            )
+            assert [chunk for chunk in stream if chunk.usage]
+            stream.close()
+    for _ in until(5, "all streams to end"):
+        if gauges(router.metrics())["router_active_requests"] == 0:
+            break
+    outcomes = [line for line in router.metrics().splitlines() if line.startswith("router_outcomes_total")]
+    assert outcomes == ['router_outcomes_total{outcome="ok"} 3.0']
+    assert all(decision["verdict"] == "confirmed" for decision in router.get("/router/decisions")["decisions"])
