@@ -53,16 +53,20 @@ _FAST = SimConfig(
 
 @dataclass(frozen=True)
 class Group:
-    """Workers that are alike; cases that use different groups do not disturb each other."""
+    """Workers that are alike; cases that use different groups do not disturb each other.
+
+    They share a process unless they are `apart`, as those must be that are killed or stopped.
+    """
 
     name: str
     count: int
     config: SimConfig
+    apart: bool
 
 
-def group(name: str, count: int = 1, **settings: Any) -> Group:
+def group(name: str, count: int = 1, *, apart: bool = False, **settings: Any) -> Group:
     """`count` fast workers that serve the model `name`; `settings` are fields of SimConfig."""
-    return Group(name, count, dataclasses.replace(_FAST, **{"models": (name,), **settings}))
+    return Group(name, count, dataclasses.replace(_FAST, **{"models": (name,), **settings}), apart or count == 1)
 
 
 @dataclass
@@ -123,15 +127,17 @@ class Rig:
 
     @contextmanager
     def holding(
-        self, count: int, model: str, *, words: str = "", seconds: float = 30.0, via: str | None = None
+        self, count: int, model: str, *, words: str = "", path: str = CHAT, via: str | None = None
     ) -> Iterator[list[Call]]:
         """So many requests that their workers have and do not answer."""
         before = self.arrived(model)
-        stall = {"kind": "stall", "seconds": seconds}
-        calls = [
-            self.open(chat_body(f"{words} {number}", model=model), via=via, fault=stall) for number in range(count)
-        ]
+        stall = {"kind": "stall", "seconds": 30}
+        calls: list[Call] = []
         try:
+            for number in range(count):
+                text = f"{words} {number}"
+                body = chat_body(text, model=model) if path == CHAT else {"model": model, "input": text}
+                calls.append(self.open(body, path=path, via=via, fault=stall))
             for _ in until(20, "the held requests to arrive"):
                 if self.arrived(model) >= before + count:
                     break
@@ -335,16 +341,31 @@ class RigBuilder:
         return rig
 
     def _start_workers(self, groups: Sequence[Group]) -> dict[str, list[SimProcess]]:
-        started: dict[str, list[SimProcess]] = {}
+        processes: dict[str, list[SimProcess]] = {}
         for wanted in groups:
-            started[wanted.name] = [SimProcess(wanted.config) for _ in range(wanted.count)]
-            for worker in started[wanted.name]:
-                self._stack.callback(worker.stop)
-                worker.launch()
-        for members in started.values():
-            for worker in members:
-                worker.wait_ready()
-        return started
+            counts = [1] * wanted.count if wanted.apart else [wanted.count]
+            processes[wanted.name] = [SimProcess(wanted.config, count=count) for count in counts]
+            for process in processes[wanted.name]:
+                self._stack.callback(process.stop)
+                process.launch()
+        for started in processes.values():
+            for process in started:
+                process.wait_ready()
+        return {
+            name: [worker for process in started for worker in _views(process)] for name, started in processes.items()
+        }
+
+
+def _views(process: SimProcess) -> list[SimProcess]:
+    """One object per worker of a process; only that of a single worker can be killed."""
+    if process.count == 1:
+        return [process]
+    views = []
+    for url in process.urls:
+        view = SimProcess(process.config)
+        view.port = int(url.rpartition(":")[2])
+        views.append(view)
+    return views
 
 
 @contextmanager

@@ -42,7 +42,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     with building(tmp_path_factory.mktemp("failing")) as build:
         rig = build(
             group("doomed"),
-            group("twins", 2),
+            group("twins", 2, apart=True),
             group("sole", decode_seconds_per_token=0.05),
             group("brief", keep_alive_seconds=0.25),
             settings=SETTINGS,

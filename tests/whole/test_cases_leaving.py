@@ -34,7 +34,7 @@ SILENT_MIDSTREAM: Json = {"kind": "stall", "unit": "event", "after": 3, "seconds
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     with building(tmp_path_factory.mktemp("leaving")) as build:
-        rig = build(group("pair", 2), group("slow", 1, prefill_tokens_per_second=200.0))
+        rig = build(group("pair", 2, apart=True), group("slow", 1, prefill_tokens_per_second=200.0))
         yield rig
         check_descriptors(rig)
 
@@ -213,7 +213,7 @@ def test_p42_requests_cancelled_while_connecting_leave_the_pool_whole(rig: Rig, 
         began = time.monotonic()
         answer = connecting(router.url, 99).rest()
         assert answer.startswith(b"HTTP/1.1 200"), answer[:500]
-        assert time.monotonic() - began < 1.0
+        assert time.monotonic() - began < 5.0
         assert total(router.metrics(), "router_outcomes_total", outcome="client_abort") == 20
 
 

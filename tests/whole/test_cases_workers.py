@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from loadtest.fleet import ROOT, until
 from tests.whole.rig import CHAT, Rig, building, chat_body, check_descriptors, check_invariants, group, text_of
 
 WORKER_KEY = "canary-of-the-workers"
-HYBRID = {"mamba_cache_mode": "align", "max_model_len": 65_536}
+HYBRID: dict[str, Any] = {"mamba_cache_mode": "align", "max_model_len": 65_536}
 CONFIG = """
 policy:
   short_tokens: 200
