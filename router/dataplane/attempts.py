@@ -104,9 +104,10 @@ class RetryBudget:
         return True
 
     def _turn(self, now: float) -> None:
-        if now - self._began < self.WINDOW:
+        elapsed = now - self._began
+        if elapsed < self.WINDOW:
             return
-        recent = now - self._began < 2 * self.WINDOW
+        recent = elapsed < 2 * self.WINDOW
         self._requests = [self._requests[1] if recent else 0, 0]
         self._retries = [self._retries[1] if recent else 0, 0]
-        self._began = now
+        self._began = self._began + self.WINDOW if recent else now
