@@ -24,6 +24,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from router.fit import main as fit
 
         return fit(arguments[1:])
+    if arguments[:1] == ["replay"]:
+        from router.replay import main as replay
+
+        return replay(arguments[1:])
     parsed = _parser().parse_args(arguments)
     try:
         settings = load(parsed.config, _flags(parsed))
@@ -63,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--policy", help="slack (default), power_of_two, least_loaded or round_robin")
     commands.add_parser("demo", help="play a conversation over two replicas and simulated workers", add_help=False)
     commands.add_parser("fit", help="what a model's cache can reuse, from its config.json", add_help=False)
+    commands.add_parser("replay", help="a trace through the policies, against modelled workers", add_help=False)
     return parser
 
 

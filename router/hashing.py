@@ -7,6 +7,8 @@ keyed so that nobody outside can aim for one.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from hashlib import blake2b
 
 from xxhash import xxh3_64_intdigest
@@ -14,6 +16,9 @@ from xxhash import xxh3_64_intdigest
 BLOCK_BYTES = 512
 HORIZON_BYTES = 32 * 1024
 DENSE_BLOCKS = HORIZON_BYTES // BLOCK_BYTES
+# Beyond the dense blocks, checkpoints divide every doubling of the prefix into this many steps.
+STEPS_PER_DOUBLING = 8
+LADDER_BYTES = 1 << 30
 
 
 def boundaries(prefix_bytes: int) -> list[int]:
@@ -22,6 +27,26 @@ def boundaries(prefix_bytes: int) -> list[int]:
     Everything that must know where blocks lie asks here, so a deeper horizon only extends this list.
     """
     return list(range(BLOCK_BYTES, min(prefix_bytes, HORIZON_BYTES) + 1, BLOCK_BYTES))
+
+
+def _ladder() -> tuple[int, ...]:
+    ends = list(range(BLOCK_BYTES, HORIZON_BYTES + 1, BLOCK_BYTES))
+    while ends[-1] < LADDER_BYTES:
+        begin = ends[-1]
+        step = begin // STEPS_PER_DOUBLING
+        ends.extend(range(begin + step, 2 * begin + 1, step))
+    return tuple(ends)
+
+
+LADDER = _ladder()
+
+
+def ladder_boundaries(prefix_bytes: int) -> Sequence[int]:
+    """End offsets over the whole prefix: dense blocks to 32 KB, then 8 checkpoints a doubling (104 for 1 MB).
+
+    A longer prefix only adds offsets, so every earlier hash stays as it was.
+    """
+    return LADDER[: bisect_right(LADDER, prefix_bytes)]
 
 
 def chain_start(secret: bytes, tenant: str, model: str, salt: str) -> int:
@@ -36,12 +61,17 @@ def chain_start(secret: bytes, tenant: str, model: str, salt: str) -> int:
 
 def block_hashes(prefix: bytes, start: int) -> list[int]:
     """The hash of every whole block within the horizon, shallowest first; unsigned 64-bit integers."""
+    return hashes_at(prefix, start, boundaries(len(prefix)))
+
+
+def hashes_at(prefix: bytes, start: int, ends: Sequence[int]) -> list[int]:
+    """The hash of the prefix up to each of the ascending end offsets."""
     digest = xxh3_64_intdigest
     hashes: list[int] = []
     add = hashes.append
     chain = start
     lower = 0
-    for upper in boundaries(len(prefix)):
+    for upper in ends:
         chain = digest(prefix[lower:upper], chain)
         add(chain)
         lower = upper

@@ -1,0 +1,79 @@
+"""A rule that no router can have: the score of policy `work` on the engines' true caches and queues."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+from router.cachemodel import Held, resumable
+from router.policy import rendezvous
+from router.policy_work import Standing, WorkState, choose_work
+from router.replay.counts import Counted
+from router.replay.rules import Setting
+from router.replay.trace import ID_TOKENS
+from router.replay.worker import Job
+
+
+class PerfectKnowledge(Counted):
+    """Sees every cache, what requests before this one will have put there, and every queue, without delay."""
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self.state = WorkState()
+        # Blocks of prompts that a worker has been sent but may not have computed yet.
+        self._coming: list[Counter[int]] = [Counter() for _ in self.all]
+        self._seen: dict[int, float] = {}
+
+    def choose(self, job: Job, now: float) -> int:
+        request = job.request
+        whole = request.ids[: request.prompt_tokens // ID_TOKENS]
+        standings = []
+        depths = []
+        for number, engine in enumerate(self.setting.fleet):
+            depth = engine.cache.shared(whole)
+            coming = self._coming[number]
+            while depth < len(whole) and (whole[depth] in coming or whole[depth] in engine.cache):
+                depth += 1
+            depths.append(depth)
+            oldest = engine.cache.oldest()
+            queued = sum(waiting.believed for waiting in engine.waiting) + (engine.head.left if engine.head else 0)
+            standings.append(
+                Standing(
+                    str(number),
+                    self.load[number],
+                    queued,
+                    request.prompt_tokens - self._hit(number, job, depth),
+                    engine.decoding,
+                    engine.cache.fill,
+                    math.inf if oldest is None else now - oldest,
+                )
+            )
+        key = request.ids[0] & (1 << 64) - 1
+        chosen = choose_work(standings, self.state.interval, lambda name: rendezvous(name, key))
+        deepest = max(depths)
+        if deepest:
+            since = now - self._seen.get(whole[deepest - 1], now)
+            self.state.reused(since, deepest * ID_TOKENS / request.prompt_tokens)
+        job.believed = standings[chosen].uncached
+        return chosen
+
+    def used(self, job: Job, worker: int, now: float) -> None:
+        whole = job.request.ids[: job.request.prompt_tokens // ID_TOKENS]
+        self._coming[worker].update(whole)
+        self._seen.update((block, now) for block in whole)
+
+    def _answer(self, job: Job, worker: int) -> None:
+        coming = self._coming[worker]
+        entry = self._open[worker].get(job.number)
+        if entry is not None and not entry[1]:
+            for block in job.request.ids[: job.request.prompt_tokens // ID_TOKENS]:
+                coming[block] -= 1
+                if not coming[block]:
+                    del coming[block]
+        super()._answer(job, worker)
+
+    def _hit(self, number: int, job: Job, depth: int) -> int:
+        engine = self.setting.fleet[number]
+        block = job.request.ids[depth - 1] if depth else 0
+        held = Held(stored_tokens=engine.cache.length_at(block)) if block in engine.cache else None
+        return resumable(self.setting.engine.profile, depth * ID_TOKENS, job.request.prompt_tokens, held).tokens

@@ -1,0 +1,173 @@
+"""The product's own policies through its own code: `Selector` with registry, leases, map and claims, as when serving.
+
+Only what comes in is made up: prompts of synthetic bytes, and a clock. Where a wider horizon is asked for, hashes and
+the bytes they stand for come from it, and nothing else differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from router.affinity import AffinityMap, Delta
+from router.cachemodel import resumable
+from router.calibration import TokenRatios
+from router.hashing import HORIZON_BYTES, hashes_at, ladder_boundaries
+from router.policy import Match, Reason
+from router.prompt import Form, Prompt
+from router.replay.rules import MakeRule, News, Open, Rule, Setting
+from router.replay.trace import BYTES_PER_TOKEN, ID_TOKENS
+from router.replay.worker import Job
+from router.settings import PolicySettings, Settings
+from router.workers.health import State
+from router.workers.registry import Facts, Model, Registry, Worker
+from router.workers.selection import Inquiry, Placement, Selector, profile_of
+
+MODEL = "replayed"
+ID_BYTES = ID_TOKENS * BYTES_PER_TOKEN
+# More than ever wait in a replay: what is compared is the choice of a worker, not admission.
+SLOTS = 1 << 30
+TICK_SECONDS = 1.0
+_MASK = (1 << 64) - 1
+
+Horizon = Callable[[int], Sequence[int]]
+
+
+def whole_boundaries(prefix_bytes: int) -> Sequence[int]:
+    """End offsets of all blocks of the trace: nothing of the prompt is left out."""
+    return range(ID_BYTES, prefix_bytes + 1, ID_BYTES)
+
+
+def dense_boundaries(prefix_bytes: int) -> Sequence[int]:
+    """The dense blocks alone."""
+    return ladder_boundaries(min(prefix_bytes, HORIZON_BYTES))
+
+
+HORIZONS: Mapping[str, Horizon] = {
+    "dense": dense_boundaries,
+    "ladder": ladder_boundaries,
+    "whole": whole_boundaries,
+}
+
+
+def synthetic_prefix(ids: Sequence[int], size: int) -> bytes:
+    """Bytes that are equal for equal ids, 2 KB for each, cut to the prompt's size."""
+    return b"".join([(block & _MASK).to_bytes(8, "little") * (ID_BYTES // 8) for block in ids])[:size]
+
+
+def prompt_of(job: Job) -> Prompt:
+    """The job's prompt as if it had been read from a body."""
+    size = job.request.prompt_tokens * BYTES_PER_TOKEN
+    return Prompt(
+        Form.COMPLETIONS,
+        MODEL,
+        stream=True,
+        prefix=synthetic_prefix(job.request.ids, size),
+        size=size,
+        tokens=job.estimate,
+    )
+
+
+class WideSelector(Selector):
+    """A selector whose hashes lie where a given horizon has them."""
+
+    horizon: Horizon
+
+    def inquire(self, prompt: Prompt, tenant: str = "") -> Inquiry:
+        inquiry = super().inquire(prompt, tenant)
+        ends = self.horizon(len(prompt.prefix))
+        inquiry.hashes = hashes_at(prompt.prefix, self._start(tenant, inquiry.model, prompt.salt), ends)
+        return inquiry
+
+    def matches(self, inquiry: Inquiry, now: float) -> dict[str, Match]:
+        found: dict[str, Match] = {}
+        ends = self.horizon(len(inquiry.prompt.prefix))
+        for worker_id, blocks in self.index.match(inquiry.hashes, now).items():
+            worker = self.registry.get(worker_id)
+            if worker is not None:
+                shared = int(ends[blocks - 1] * inquiry.tokens_per_byte)
+                hit = resumable(profile_of(worker, inquiry), shared, inquiry.tokens)
+                found[worker_id] = Match(blocks, hit.tokens, Reason(hit.reason) if hit.reason else None)
+        return found
+
+
+@dataclass(slots=True)
+class _Owned:
+    """Collects what one use taught the map."""
+
+    delta: Delta | None = None
+
+    def __call__(self, delta: Delta) -> None:
+        self.delta = delta
+
+
+class ProductRule:
+    """One replica of the product with one of its policies."""
+
+    def __init__(self, setting: Setting, policy: str, horizon: str | None = None) -> None:
+        settings = Settings(policy=PolicySettings.model_validate({"name": policy}))
+        limits = settings.affinity
+        self.registry = Registry()
+        self.index = AffinityMap(limits.max_blocks, limits.ttl_seconds, limits.tentative_seconds)
+        self.workers = _fleet(self.registry, self.index, setting)
+        parts = (settings, self.registry, self.index, TokenRatios(), setting.rng.random)
+        if horizon is None:
+            self.selector = Selector(*parts)
+        else:
+            self.selector = wide = WideSelector(*parts)
+            wide.horizon = HORIZONS[horizon]
+        self._numbers = {worker.id: number for number, worker in enumerate(self.workers)}
+        self._owned = _Owned()
+        self.selector.owned_hooks.append(self._owned)
+        self._placed: dict[int, Placement] = {}
+        self._ticked = 0.0
+
+    def place(self, job: Job, now: float) -> int:
+        if now - self._ticked >= TICK_SECONDS:
+            self._ticked = now
+            self.index.tick(now)
+        placement = self.selector.place(self.selector.inquire(prompt_of(job)), now)
+        assert placement is not None, "slots are never all taken"
+        self._placed[job.number] = placement
+        job.believed = max(0, job.estimate - placement.decision.match.resumable)
+        return self._numbers[placement.worker.id]
+
+    def answered(self, job: Job, now: float) -> object:
+        self._owned.delta = None
+        self._placed[job.number].own(now)
+        return self._owned.delta
+
+    def ended(self, job: Job, now: float) -> None:
+        self._placed.pop(job.number).release()
+
+    def hear(self, news: News, now: float) -> None:
+        job = news.job
+        self.registry.set_remote(self.workers[job.worker], str(job.replica), news.in_flight)
+        if isinstance(news.note, Delta):
+            self.index.apply(news.note, now)
+
+    def hear_open(self, replica: int, open_: Open, now: float) -> None:
+        for worker, jobs in open_.items():
+            self.registry.set_remote(self.workers[worker], str(replica), len(jobs))
+
+
+def _fleet(registry: Registry, index: AffinityMap, setting: Setting) -> list[Worker]:
+    facts = Facts(models={MODEL: Model(MODEL, b"{}")}, profile=setting.engine.profile)
+    workers = []
+    for number in range(setting.workers):
+        worker = registry.add(f"http://worker-{number}:8000", slots=SLOTS)
+        worker.state = State.READY
+        worker.epoch = 1.0
+        registry.learn(worker, facts)
+        index.set_epoch(worker.id, worker.epoch)
+        workers.append(worker)
+    return workers
+
+
+def product(policy: str, horizon: str | None = None) -> MakeRule:
+    """A rule of the product's, as it stands or with another horizon."""
+
+    def make(setting: Setting) -> Rule:
+        return ProductRule(setting, policy, horizon)
+
+    return make
