@@ -21,6 +21,7 @@ FLOORS = {
     "touches": 1,
     "affinity": 2,
     "policy": 2,
+    "policy_work": 2,
     "routes": 3,
     "metrics": 3,
     "sync_codec": 3,
@@ -39,7 +40,7 @@ FLOORS = {
     "demo": 8,
     "__main__": 9,
 }
-PURE = {"errors", "prompt", "hashing", "cachemodel", "touches", "affinity", "policy", "sync_codec"}
+PURE = {"errors", "prompt", "hashing", "cachemodel", "touches", "affinity", "policy", "policy_work", "sync_codec"}
 IMPURE_MODULES = {"asyncio", "time", "random", "logging", "socket", "threading", "os", "secrets", "uuid"}
 
 
