@@ -7,6 +7,8 @@ as forwarding the bytes. The answer's head waits for the first piece of the body
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
@@ -19,6 +21,7 @@ from router.wire import error_body, error_headers, usable_request_id
 if TYPE_CHECKING:
     from router.dataplane.server import RouterProtocol
 
+_RESET: Final = struct.pack("ii", 1, 0)
 _STATUS_LINES: Final = {
     status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus if status >= 200
 }
@@ -237,6 +240,8 @@ class Client:
         self.response_complete = self.disconnected = True
         transport = self._connection.transport
         if self.version_10 and not told:
+            # Without this a transport that aborts says goodbye like one that has finished.
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             transport.abort()
         else:
             transport.close()
