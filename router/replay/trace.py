@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from xxhash import xxh3_64_intdigest
+
 from router.hashing import ladder_boundaries
 
 ID_TOKENS = 512
@@ -102,11 +104,11 @@ def parse_trace(name: str, lines: Iterable[str], limit: int | None = None) -> Tr
 
 
 def common_blocks(requests: Sequence[Request]) -> int:
-    """How many leading blocks at least half of all requests share: taken for system text."""
+    """How many leading blocks most requests share: taken for system text."""
     depth = 0
     while True:
         counts = Counter(request.ids[depth] for request in requests if len(request.ids) > depth)
-        if not counts or counts.most_common(1)[0][1] * 2 < len(requests):
+        if not counts or counts.most_common(1)[0][1] * 2 <= len(requests):
             return depth
         depth += 1
 
@@ -168,7 +170,7 @@ def ids_of_hashes(hashes: Sequence[int], tokens: int, size: int, own: int) -> tu
         last = min(block * ID_TOKENS, tokens) * size // tokens
         position = bisect_left(ends, last)
         source = hashes[position] if position < len(ends) else -1 - own
-        ids.append(hash((source, block)))
+        ids.append(xxh3_64_intdigest(source.to_bytes(16, "little", signed=True), block))
     return tuple(ids)
 
 
@@ -180,8 +182,8 @@ def _estimated_output(fields: Mapping[str, object]) -> int:
 
 
 def _ids(value: object, number: int) -> tuple[int, ...]:
-    if not isinstance(value, list) or not all(type(item) is int for item in value):
-        raise TraceError(f"line {number}: hashes must be a list of whole numbers")
+    if not isinstance(value, list) or not all(type(item) is int and abs(item) < 1 << 64 for item in value):
+        raise TraceError(f"line {number}: ids and hashes must be whole numbers of up to 64 bits")
     return tuple(value)
 
 
