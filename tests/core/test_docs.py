@@ -30,6 +30,7 @@ from router.fit import report
 from router.hashing import BLOCK_BYTES, DENSE_BLOCKS, HORIZON_BYTES, boundaries
 from router.metrics import MAX_SERIES
 from router.policy import POLICIES, Reason
+from router.replay import command
 from router.routes import ROUTES
 from router.settings import CacheSettings, Group, ModelSettings, Settings, WorkerSettings, load
 from router.sync import DROP_CAUSES, MAX_PEERS
@@ -295,7 +296,7 @@ def options(parser: argparse.ArgumentParser) -> set[str]:
 def parsers() -> dict[str, argparse.ArgumentParser]:
     main = command_line._parser()
     commands = next(action for action in main._actions if isinstance(action, argparse._SubParsersAction))
-    return {**commands.choices, "demo": demo._parser(), "fit": report._parser()}
+    return {**commands.choices, "demo": demo._parser(), "fit": report._parser(), "replay": command._parser()}
 
 
 @pytest.mark.parametrize("command", sorted(parsers()))
