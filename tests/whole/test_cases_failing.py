@@ -34,6 +34,8 @@ SETTINGS = {
     "ROUTER_TIMEOUTS__UPSTREAM_KEEP_ALIVE": "10",
     # Workers fall often here; each time their return would be put off for longer.
     "ROUTER_HEALTH__EJECT_SECONDS": "0.1",
+    # A few retries and no more, so that a case sees where they end.
+    "ROUTER_RETRY__BUDGET_SHARE": "0",
 }
 
 
@@ -115,6 +117,40 @@ def test_p56_a_request_on_a_worker_that_stops_is_given_to_another(rig: Rig) -> N
     finally:
         warm.resume()
     wait_for(rig, "twins")
+
+
+def test_p56_requests_that_the_budget_cannot_move_wait_on(rig: Rig) -> None:
+    silent = rig.groups["twins"][0]
+    moved = rig.metric("router_retries_total", cause="reset")
+    silent.pause()
+    try:
+        with rig.only(silent, "twins"):
+            calls = [rig.open(chat_body(f"waits {number}", model="twins")) for number in range(10)]
+            for _ in until(5, "all of them there"):
+                if rig.metric("router_in_flight", worker=worker_id(silent.url)) == 10:
+                    break
+        for _ in until(5, "the worker to be given up"):
+            if rig.rows("twins")[0]["state"] == "unready":
+                break
+    finally:
+        silent.resume()
+    answers = [call.rest() for call in calls]
+    assert [answer[:15] for answer in answers] == [b"HTTP/1.1 200 OK"] * 10
+    assert rig.metric("router_retries_total", cause="reset") - moved <= 3
+    wait_for(rig, "twins")
+
+
+def test_p30_bad_gateways_eject_a_worker_though_nobody_else_can_be_asked(rig: Rig) -> None:
+    worker = rig.groups["sole"][0]
+    worker.add_faults({"action": {"kind": "status", "status": 502}, "times": 6})
+    answers = [rig.chat("through a broken gateway", model="sole") for _ in range(6)]
+    assert {answer.status_code for answer in answers} == {502}
+    assert rig.metric("router_ejections_total", worker=worker_id(worker.url), cause="gateway") >= 1
+    # There is nobody else, so it is asked all the same, and the first answer brings it back.
+    for _ in until(5, "its return"):
+        assert rig.chat("and now", model="sole").status_code == 200
+        if rig.rows("sole")[0]["state"] == "ready":
+            break
 
 
 def test_p56_without_another_worker_the_wait_is_bounded(rig: Rig) -> None:
