@@ -123,6 +123,9 @@ class Waiting:
     silent: bool = False
 
 
+NOBODY = Waiting(0.0)
+
+
 @dataclass(slots=True)
 class _Queue:
     """One worker: who waits there in order of dispatch, who is past the first byte, and how fast it computes."""
@@ -257,14 +260,16 @@ class WorkState:
     def queued(self, worker: str, now: float) -> float:
         """Tokens to compute before a new request's turn, less the estimated progress of the head."""
         queue = self._queues.get(worker)
-        if queue is None:
+        if queue is None or not queue.waiting:
             return 0.0
-        queue.settle(now)
-        if not queue.waiting:
-            return 0.0
-        head = next(iter(queue.waiting.values())).uncached
-        progress = PROGRESS_SHARE * queue.rate * (now - queue.since)
-        return max(0.0, queue.total - min(head, progress))
+        head = next(iter(queue.waiting.values()))
+        if head.silent:
+            queue.settle(now)
+            head = next(iter(queue.waiting.values()), NOBODY)
+        if queue.seconds <= 0.0:
+            return queue.total
+        progress = PROGRESS_SHARE * queue.tokens / queue.seconds * (now - queue.since)
+        return max(0.0, queue.total - min(head.uncached, progress))
 
     def waiting(self, worker: str) -> int:
         """Requests before their first byte."""
