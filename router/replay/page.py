@@ -19,7 +19,7 @@ h1, h2, h3 { line-height: 1.2; } h2 { margin-top: 2.5rem; border-top: 1px solid 
 table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
 th, td { padding: .2rem .6rem; text-align: right; border-bottom: 1px solid var(--rule); white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; } td.best { font-weight: 600; } small, p.note { color: var(--dim); }
-.plots { display: flex; flex-wrap: wrap; gap: 1.5rem; } .wide { overflow-x: auto; }
+.plots { display: flex; flex-wrap: wrap; gap: 1.5rem; } figure { margin: 0; } .wide { overflow-x: auto; }
 svg { max-width: 100%; height: auto; } svg text { fill: var(--ink); font: 12px system-ui, sans-serif; }
 svg .axis { stroke: var(--rule); } svg .dim { fill: var(--dim); }
 """

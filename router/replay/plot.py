@@ -13,9 +13,9 @@ LEFT, RIGHT, TOP, BOTTOM = 48, 130, 30, 34
 LABEL_STEP = 14
 
 
-def colour(position: int, count: int) -> str:
-    """Hues apart from one another, legible on light and dark paper."""
-    return f"hsl({position * 360 // max(1, count)} 65% 48%)"
+def colour(position: int) -> str:
+    """Hues of which neighbours lie far apart (the golden angle), legible on light and dark paper."""
+    return f"hsl({position * 137 % 360} 65% 48%)"
 
 
 def lines(title: str, series: Mapping[str, Sequence[tuple[float, Estimate]]]) -> str:
@@ -31,7 +31,7 @@ def lines(title: str, series: Mapping[str, Sequence[tuple[float, Estimate]]]) ->
     parts = [_axis(sorted(set(places)), x_scale), *_levels(low, high, y_scale)]
     ends: list[tuple[float, str, str]] = []
     for position, (name, points) in enumerate(series.items()):
-        stroke = colour(position, len(series))
+        stroke = colour(position)
         spots = [(x_scale(x), y_scale(math.log10(max(estimate.mean, 1e-6)))) for x, estimate in points]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in spots)
         parts.append(f'<polyline fill="none" stroke="{stroke}" stroke-width="1.8" points="{path}"/>')
@@ -62,7 +62,7 @@ def bars(title: str, values: Mapping[str, Estimate]) -> str:
         parts.append(
             f'<text x="{RIGHT - 6}" y="{middle:.1f}" text-anchor="end">{escape(name)}</text>'
             f'<rect x="{RIGHT}" y="{y + row * 0.15:.1f}" width="{width:.1f}" height="{row * 0.7:.1f}" '
-            f'fill="{colour(position, len(values))}"/>'
+            f'fill="{colour(position)}"/>'
             f'<text class="dim" x="{RIGHT + width + 5:.1f}" y="{middle:.1f}">{estimate.mean:.3f}</text>'
         )
     return _svg(title, "".join(parts))
