@@ -156,6 +156,14 @@ class Histories(RuleBasedStateMachine):
         check_books(self.index)
 
     @invariant()
+    def every_pair_has_its_age(self) -> None:
+        """Seen through the map's own books, since a match shows only the deepest block."""
+        for (worker, block), use in self.model.pairs.items():
+            touch = self.index._touch_of(self.index._owners[worker], block)
+            assert touch is not None
+            assert (touch.expires, touch.tentative) == (use.expires, use.tentative)
+
+    @invariant()
     def what_is_recorded_has_no_holes(self) -> None:
         """A recorded block's parent is recorded too: nothing is evicted or expires before what lies deeper."""
         for (worker, block), use in self.model.pairs.items():
