@@ -33,12 +33,14 @@ class EchoGate:
     budget: BodyBudget = field(default_factory=lambda: BodyBudget(1 << 30))
     seen: list[tuple[bytes, str, bytes]] = field(default_factory=list)
     rejections: list[RouterError] = field(default_factory=list)
+    admitted: int = 0
     departures: int = 0
     cancelled: int = 0
 
     def admit(self, connection: RouterProtocol, method: bytes, path: bytes, query: bytes) -> Client | None:
         if not path.startswith(b"/v1/"):
             return None
+        self.admitted += 1
         client = Client(connection, method, path.decode(), query, self.budget, b"spare")
         client.limit = LIMIT
         if method != b"POST":
@@ -406,6 +408,13 @@ async def test_leave_is_not_given_in_the_middle_of_another_answer(rig: Rig) -> N
         assert await raw.answer() == (200, b"ok")
 
 
+async def test_leave_is_not_given_for_a_body_that_is_here_already(rig: Rig) -> None:
+    async with rig.connected() as raw:
+        await raw.send(post(b"/v1/slow", b"first") + post(b"/v1/x", b"second", EXPECT))
+        assert await raw.answer() == (200, b"first")
+        assert await raw.answer() == (200, b"second")
+
+
 # -- order and kinds of requests -------------------------------------------------------------------------------
 
 
@@ -413,6 +422,23 @@ async def test_pipelined_requests_are_answered_in_order(rig: Rig) -> None:
     async with rig.connected() as raw:
         await raw.send(b"".join(post(b"/v1/slow" if n % 2 else b"/v1/x", b"%d" % n) for n in range(6)))
         assert [await raw.answer() for _ in range(6)] == [(200, b"%d" % number) for number in range(6)]
+
+
+async def test_requests_behind_one_that_is_served_are_not_read_without_end(rig: Rig) -> None:
+    one = post(b"/v1/x", b"x" * 1_000)
+    async with rig.connected() as raw:
+        await raw.send(post(b"/v1/forever"))
+        await until(lambda: len(rig.gate.seen) == 1)
+        raw.writer.write(one * 8_000)
+        before = -1
+        while before != rig.gate.admitted:
+            before = rig.gate.admitted
+            await asyncio.sleep(0.05)
+        assert 1 < rig.gate.admitted < 1_000
+        raw.writer.transport.abort()
+        for connection in tuple(rig.protocol.open_connections):
+            connection.transport.abort()  # it was not reading, and has not seen the client leave
+        await until(lambda: rig.gate.cancelled == 1)
 
 
 async def test_inference_and_control_share_a_connection(rig: Rig) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from loadtest.fleet import ROOT, until
-from tests.whole.rig import CHAT, Rig, building, chat_body, check_descriptors, check_invariants, group, text_of
+from loadtest.fleet import ROOT, RouterProcess, free_port, until
+from tests.whole.rig import CHAT, QUICK, Rig, building, chat_body, check_descriptors, check_invariants, group, text_of
 
 WORKER_KEY = "canary-of-the-workers"
 HYBRID: dict[str, Any] = {"mamba_cache_mode": "align", "max_model_len": 65_536}
@@ -58,6 +58,19 @@ def reason(rig: Rig, model: str, text: str) -> str:
     answer = rig.chat(text, model=model)
     assert answer.status_code == 200, answer.text
     return str(answer.headers["x-router-decision"]).partition(";")[0]
+
+
+def test_a_replica_listens_once_it_has_looked_at_its_workers(rig: Rig, tmp_path: Path) -> None:
+    slow = rig.groups["plain"][0]
+    slow.add_faults({"path": "/health", "action": {"kind": "status", "status": 200, "delay": 0.4}, "times": 20})
+    nobody = f"http://127.0.0.1:{free_port()}"
+    patient = {**QUICK, "ROUTER_HEALTH__TIMEOUT": "2"}
+    try:
+        with RouterProcess(tmp_path, [slow.url, nobody], environment=patient) as router:
+            answer = rig.http.post(router.url + CHAT, json=chat_body("the very first", model="plain"))
+            assert answer.status_code == 200
+    finally:
+        slow.clear_faults()
 
 
 def test_p31_a_worker_without_metrics_is_counted_by_the_router_itself(rig: Rig) -> None:
