@@ -25,6 +25,7 @@ from router.hashing import fingerprint
 from router.metrics import Metrics, Sample
 from router.settings import Settings
 from router.sync import NoSync, Sync
+from router.sync_metrics import describe_sync
 from router.workers.health import State
 from router.workers.probes import Prober
 from router.workers.registry import Registry, Worker
@@ -160,6 +161,8 @@ class Router:
         add = self.metrics.gauge
         add("router_in_flight", "Requests in flight from this replica.", ("worker",), self._in_flight)
         add("router_worker_load", "Requests in flight from all replicas.", ("worker",), self._loads)
+        add("router_worker_waiting", "Those that wait for their first byte.", ("worker",), self._waiting)
+        add("router_worker_queued_tokens", "Prompt tokens that these need computed.", ("worker",), self._queued_tokens)
         add("router_queue_depth", "Requests waiting for a slot.", (), lambda: [((), len(self.admission))])
         add("router_worker_state", "1 for the state a worker is in.", ("worker", "state"), self._states)
         add("router_index_blocks", "Blocks owned.", ("worker",), self._blocks)
@@ -167,19 +170,20 @@ class Router:
         add("router_body_bytes", "Request bodies held in memory.", (), lambda: [((), self.app.budget.held)])
         add("router_upstream_connections", "Open connections.", ("worker",), self._connections)
         add("router_client_connections", "Open connections.", (), lambda: [((), len(self.protocol.open_connections))])
-        add("router_sync_up", "1 while news passes both ways.", (), self._sync_up)
-        add("router_sync_lag_seconds", "Age of this replica's own news when it comes back.", (), self._sync_lag)
-        add("router_sync_peers", "Other replicas heard from.", (), lambda: [((), self.sync.peers)])
-        count = self.metrics.counter
-        count("router_index_evictions_total", "Blocks dropped.", ("cause",), self._evictions)
-        count("router_sync_messages_total", "Messages.", ("direction", "kind"), self._sync_messages)
-        count("router_sync_dropped_total", "News dropped or refused.", ("cause",), self._sync_dropped)
+        self.metrics.counter("router_index_evictions_total", "Blocks dropped.", ("cause",), self._evictions)
+        describe_sync(self.metrics, self.sync)
 
     def _in_flight(self) -> Iterable[Sample]:
         return [((worker.id,), worker.local) for worker in self.registry]
 
     def _loads(self) -> Iterable[Sample]:
         return [((worker.id,), worker.load) for worker in self.registry]
+
+    def _waiting(self) -> Iterable[Sample]:
+        return [((worker.id,), worker.waiting) for worker in self.registry]
+
+    def _queued_tokens(self) -> Iterable[Sample]:
+        return [((worker.id,), worker.queued_tokens) for worker in self.registry]
 
     def _states(self) -> Iterable[Sample]:
         return [((worker.id, state.value), float(worker.state is state)) for worker in self.registry for state in State]
@@ -192,18 +196,6 @@ class Router:
 
     def _evictions(self) -> Iterable[Sample]:
         return [((cause,), count) for cause, count in self.index.evictions.items()]
-
-    def _sync_up(self) -> Iterable[Sample]:
-        return [] if self.sync.up is None else [((), float(self.sync.up))]
-
-    def _sync_lag(self) -> Iterable[Sample]:
-        return [] if self.sync.lag_seconds is None else [((), self.sync.lag_seconds)]
-
-    def _sync_messages(self) -> Iterable[Sample]:
-        return [(labels, count) for labels, count in self.sync.messages.items()]
-
-    def _sync_dropped(self) -> Iterable[Sample]:
-        return [((cause,), count) for cause, count in self.sync.dropped.items()]
 
 
 def _set_epoch(index: AffinityMap, worker: Worker) -> None:

@@ -1,8 +1,9 @@
-"""News between replicas: who owns which blocks, how many requests each has in flight, and which epoch a worker is in.
+"""News between replicas: who owns which blocks, what each has in flight, and which epoch a worker is in.
 
 Every replica decides from its own memory; this part only keeps that memory fresh. Callers put news down with `owned`,
-`load` and `epoch`; one task sends it in batches, the link's task takes in what others say, and a third one forgets
-replicas that have fallen silent. While Redis is away news waits, and the oldest is dropped and counted.
+`load` and `epoch`; one task sends it in batches, the link's task takes in what others say, a third one forgets replicas
+that have fallen silent, and a fourth gets what was missed. While Redis is away news waits, and the oldest is dropped
+and counted.
 """
 
 from __future__ import annotations
@@ -13,82 +14,26 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Literal
 
 from router.affinity import AffinityMap, Delta
 from router.settings import SyncSettings
-from router.sync_codec import Envelope, Kind, News, Peers, Refused, Row, encode, open_envelope, read, take
+from router.sync_codec import Envelope, Message, News, NewsKind, Refused, Row, encode, open_envelope, read, take
+from router.sync_off import DROP_CAUSES, Direction, NoSync
+from router.sync_peers import Peers
 from router.sync_redis import ATTEMPT_SECONDS, Link, LinkDown, RedisLink, backoff, end
+from router.sync_resync import Resync
 from router.workers.registry import Registry, Worker
 
-Direction = Literal["in", "out"]
-# Why a message, or a part of one, was not sent or not taken. "queue": a delta of this replica that waited too long.
-DROP_CAUSES = (
-    "queue",
-    "version",
-    "fingerprint",
-    "oversized",
-    "malformed",
-    "kind",
-    "peers",
-    "unknown_worker",
-    "old_epoch",
-    "absurd_epoch",
-)
+__all__ = ["DROP_CAUSES", "MAX_PEERS", "NoSync", "Sync"]
+
 MAX_PEERS = 256
+# Questions and digests that wait to be sent.
+MAX_CONTROLS = 64
 BYE_SECONDS = 0.5
 # How far ahead of this machine's clock a worker's start may lie. An epoch from the far future would win for ever.
 EPOCH_AHEAD_SECONDS = 86_400.0
 
 logger = logging.getLogger("router.sync")
-
-
-class NoSync:
-    """Stands in where no Redis is configured: takes all news and keeps it; `up` is None."""
-
-    def __init__(self) -> None:
-        self.messages: dict[tuple[Direction, str], int] = {}
-        self.dropped: dict[str, int] = dict.fromkeys(DROP_CAUSES, 0)
-        # Holes in the sequences of others, and renewals of the subscription, before which anything may be lost.
-        self.gaps = 0
-        self.resubscribed = 0
-        # Told the sender of whom something is missing, and None where that may be anyone.
-        self.on_gap: Callable[[str | None], None] | None = None
-
-    @property
-    def up(self) -> bool | None:
-        """Whether news goes out and comes in; None where there is no link."""
-        return None
-
-    @property
-    def lag_seconds(self) -> float | None:
-        """How long the last heartbeat took, or takes by now, to come back; None if there is none."""
-        return None
-
-    @property
-    def peers(self) -> int:
-        """How many other replicas are alive."""
-        return 0
-
-    @property
-    def queued(self) -> int:
-        """How many deltas wait to be sent."""
-        return 0
-
-    def owned(self, delta: Delta) -> None:
-        """This replica saw a worker serve a prompt."""
-
-    def load(self, worker: Worker) -> None:
-        """This replica's requests in flight on the worker have changed."""
-
-    def epoch(self, worker: Worker) -> None:
-        """The worker's epoch has changed."""
-
-    def start(self) -> None:
-        """Begin, in the background."""
-
-    async def aclose(self) -> None:
-        """Say goodbye and stop."""
 
 
 class Sync(NoSync):
@@ -114,15 +59,27 @@ class Sync(NoSync):
         self._link = link or _redis_link(settings)
         self._tasks: list[asyncio.Task[None]] = []
         self._peers = Peers(MAX_PEERS, settings.expire_seconds)
+        self._controls: deque[Message] = deque(maxlen=MAX_CONTROLS)
+        self._resync = Resync(
+            sender,
+            index,
+            registry,
+            self._peers,
+            clock,
+            settings.digest_seconds,
+            self.repairs,
+            self._post,
+            self._settle_epoch,
+        )
         self._warned = False
         # What waits to be sent: deltas in order, workers whose row has changed, a complete statement once it is due.
         self._deltas: deque[Delta] = deque()
         self._changed: set[str] = set()
-        self._statement: Kind = "hello"
+        self._statement: NewsKind = "hello"
         self._statement_due = clock()
         self._sequence = 0
         # A message that the link has not confirmed; sent again as it is, which receivers do not mind.
-        self._unsent: tuple[Kind, int, bytes] | None = None
+        self._unsent: tuple[str, int, bytes] | None = None
         self._wake = asyncio.Event()
         self._linked = asyncio.Event()
         self._was_linked = False
@@ -145,6 +102,11 @@ class Sync(NoSync):
             return self._lag
         waiting = self._clock() - next(iter(self._under_way.values()))
         return waiting if self._lag is None else max(waiting, self._lag)
+
+    @property
+    def warming(self) -> bool:
+        """Whether this replica has just started and will soon know what the others know."""
+        return self._resync.warming
 
     @property
     def peers(self) -> int:
@@ -178,6 +140,7 @@ class Sync(NoSync):
     def start(self) -> None:
         """Begin, in the background; it makes no difference whether Redis can be reached."""
         self._link.start(self)
+        self._resync.start()
         self._tasks = [
             asyncio.create_task(self._publish(), name="sync-publisher"),
             asyncio.create_task(self._watch(), name="sync-watch"),
@@ -187,6 +150,7 @@ class Sync(NoSync):
         """Say goodbye if that is possible at once, and stop."""
         for task in self._tasks:
             await end(task)
+        await self._resync.aclose()
         if self._linked.is_set():
             with contextlib.suppress(LinkDown, Refused, TimeoutError):
                 async with asyncio.timeout(BYE_SECONDS):
@@ -217,6 +181,8 @@ class Sync(NoSync):
 
     async def _rest(self) -> None:
         """Sleep until there is something to send, and then the little longer that makes it a batch."""
+        if self._resync.answering:
+            self._wake.set()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, self._statement_due - self._clock())):
                 await self._wake.wait()
@@ -230,7 +196,7 @@ class Sync(NoSync):
         if now >= self._statement_due:
             kind, self._statement = self._statement, "heartbeat"
             self._statement_due = now + self._settings.heartbeat_seconds
-            await self._send(*self._message(News(kind, rows=self._all_rows())))
+            await self._send(*self._message(News(kind, rows=self._all_rows(), blocks=len(self._index))))
         rows = deque(row for row in map(self._row, self._changed) if row is not None)
         self._changed.clear()
         # Only what waits now: what comes meanwhile makes the next batch.
@@ -239,12 +205,21 @@ class Sync(NoSync):
             news = take(self._deltas, rows)
             waiting -= len(news.deltas)
             await self._send(*self._message(news))
+        for _ in range(len(self._controls)):
+            await self._send(*self._message(self._controls.popleft()))
+        chunk = self._resync.chunk()
+        if chunk is not None:
+            await self._send(*self._message(chunk))
 
-    def _message(self, news: News) -> tuple[Kind, int, bytes]:
+    def _post(self, message: Message) -> None:
+        self._controls.append(message)
+        self._wake.set()
+
+    def _message(self, message: Message) -> tuple[str, int, bytes]:
         self._sequence += 1
-        return news.kind, self._sequence, encode(self._fingerprint, self._sender, self._sequence, news)
+        return message.kind, self._sequence, encode(self._fingerprint, self._sender, self._sequence, message)
 
-    async def _send(self, kind: Kind, sequence: int, data: bytes) -> None:
+    async def _send(self, kind: str, sequence: int, data: bytes) -> None:
         self._unsent = (kind, sequence, data)
         if kind in ("hello", "heartbeat"):
             self._under_way[sequence] = self._clock()
@@ -252,14 +227,14 @@ class Sync(NoSync):
                 del self._under_way[next(iter(self._under_way))]
         await self._link.publish(data)
         self._unsent = None
-        self._count("out", kind)
+        self._count("out", kind, len(data))
 
     def _row(self, worker_id: str) -> Row | None:
         worker = self._registry.get(worker_id)
-        return Row(worker.id, worker.epoch, worker.local) if worker else None
+        return Row(worker.id, worker.epoch, *worker.own_part) if worker else None
 
     def _all_rows(self) -> list[Row]:
-        return [Row(w.id, w.epoch, w.local) for w in self._registry if w.local or w.epoch]
+        return [Row(w.id, w.epoch, *w.own_part) for w in self._registry if w.local or w.epoch]
 
     # -- what the link reports -----------------------------------------------------------------------------
 
@@ -269,16 +244,16 @@ class Sync(NoSync):
         self._statement_due = self._clock()
         self._linked.set()
         self._wake.set()
-        if self._was_linked:
-            self.resubscribed += 1
-            if self.on_gap is not None:
-                self.on_gap(None)
+        self.resubscribed += self._was_linked
         self._was_linked = True
+        self._resync.linked()
 
     def lost(self) -> None:
         """The subscription is gone: keep news until it is back."""
         self._linked.clear()
         self._under_way.clear()
+        self._controls.clear()
+        self._resync.lost()
 
     def receive(self, data: object) -> None:
         """Take in one message of any origin and content."""
@@ -289,7 +264,7 @@ class Sync(NoSync):
             if envelope.sender == self._sender:
                 self._echo(envelope.sequence)
             else:
-                self._merge(envelope, read(envelope))
+                self._merge(envelope, read(envelope), len(data))
         except Refused as refused:
             self.dropped[refused.cause] += 1
             if refused.cause == "fingerprint" and not self._warned:
@@ -307,31 +282,40 @@ class Sync(NoSync):
             return
         self._echoed = self._clock()
         self._lag = self._echoed - left
+        self._resync.echoed()
         for older in [number for number in self._under_way if number < sequence]:
             del self._under_way[older]
 
-    def _merge(self, envelope: Envelope, news: News) -> None:
+    def _merge(self, envelope: Envelope, message: Message, size: int) -> None:
         sender = envelope.sender
-        if news.kind == "bye":
-            self._count("in", news.kind)
+        if message.kind == "bye":
+            self._count("in", message.kind, size)
             if self._peers.leave(sender):
                 self._registry.drop_replica(sender)
             return
         now = self._clock()
         heard = self._peers.hear(sender, envelope.sequence, now)
-        if heard == "too_many":
+        if heard.how == "too_many":
             self.dropped["peers"] += 1
             return
-        self._count("in", news.kind)
+        self._count("in", message.kind, size)
+        if isinstance(message, News):
+            self._take_news(envelope, message, now)
+        else:
+            self._resync.take(sender, message)
+        self.gaps += heard.how == "after_hole"
+        self._resync.heard(sender, heard)
+
+    def _take_news(self, envelope: Envelope, news: News, now: float) -> None:
         self._take_rows(envelope, news)
         for delta in news.deltas:
-            self._take_delta(delta, now)
+            if self._settle_epoch(delta.worker, delta.epoch) and not self._index.apply(delta, now):
+                self.dropped["old_epoch"] += 1
+        if news.complete:
+            self._peers.holds(envelope.sender, news.blocks)
         if news.kind == "hello":
             self._statement_due = now
             self._wake.set()
-        self.gaps += heard == "after_hole"
-        if heard in ("after_hole", "found") and self.on_gap is not None:
-            self.on_gap(sender)
 
     def _take_rows(self, envelope: Envelope, news: News) -> None:
         known: list[Row] = []
@@ -342,19 +326,22 @@ class Sync(NoSync):
                 continue
             known.append(row)
             self._offer_epoch(worker, row.epoch)
-        for worker_id, count in self._peers.merge(envelope.sender, envelope.sequence, known, complete=news.complete):
-            worker = self._registry.get(worker_id)
+        for row in self._peers.merge(envelope.sender, envelope.sequence, known, complete=news.complete):
+            worker = self._registry.get(row.worker)
             if worker is not None:
-                self._registry.set_remote(worker, envelope.sender, count)
+                self._registry.set_remote(worker, envelope.sender, row.in_flight, row.waiting, row.queued_tokens)
 
-    def _take_delta(self, delta: Delta, now: float) -> None:
-        worker = self._registry.get(delta.worker)
+    def _settle_epoch(self, worker_id: str, epoch: float) -> bool:
+        """Take an epoch that came with blocks; False if the worker is unknown."""
+        worker = self._registry.get(worker_id)
         if worker is None:
             self.dropped["unknown_worker"] += 1
-            return
-        self._offer_epoch(worker, delta.epoch)
-        if not self._index.apply(delta, now):
-            self.dropped["old_epoch"] += 1
+            return False
+        self._offer_epoch(worker, epoch)
+        if self._index.epoch_of(worker.id) is None:
+            # Nobody has probed it yet, but it serves.
+            self._index.set_epoch(worker.id, worker.epoch)
+        return True
 
     def _offer_epoch(self, worker: Worker, epoch: float) -> None:
         if epoch <= worker.epoch:
@@ -366,12 +353,15 @@ class Sync(NoSync):
 
     async def _watch(self) -> None:
         while True:
-            await asyncio.sleep(self._settings.expire_seconds / 10)
-            for sender in self._peers.expire(self._clock()):
+            turn = self._settings.expire_seconds / 10
+            await asyncio.sleep(turn)
+            # One that would be too late at the next turn is so now: nobody's load outlives it by more than the limit.
+            for sender in self._peers.expire(self._clock() + turn):
                 self._registry.drop_replica(sender)
 
-    def _count(self, direction: Direction, kind: Kind) -> None:
+    def _count(self, direction: Direction, kind: str, size: int) -> None:
         self.messages[direction, kind] = self.messages.get((direction, kind), 0) + 1
+        self.bytes[direction] += size
 
 
 def _redis_link(settings: SyncSettings) -> RedisLink:

@@ -1,56 +1,63 @@
-"""What replicas say to each other, and how it merges. Pure: bytes in, values out, and `now` is an argument.
+"""What replicas say to each other. Pure: bytes in, values out.
 
 A message is one msgpack array, [version, fingerprint, sender, sequence, kind, payload], of at most 64 KiB:
 
 - version: of this layout; any other is refused;
 - fingerprint: of hash secret and block layout; replicas that differ in it compute other hashes for the same prompt;
 - sender: one life of one replica; sequence: 1, 2, 3 ... per sender, so that a hole shows what was lost;
-- kind: a key of `KINDS`; payload: [deltas, rows].
+- kind: a key of `KINDS`; payload: [deltas, rows, blocks] of news, or a `Want`, a `Chunk` or a `Digest`.
 
-A row is what the sender knows of one worker: [worker, epoch, in_flight], both absolute, so the newest row says it all.
-A delta is [worker, epoch, base, new] as in the ownership map, `new` packed as 8 little-endian bytes per block.
+A row is what the sender has on one worker: [worker, epoch, in_flight, waiting, queued_tokens], all absolute, so the
+newest row says it all. A delta is [worker, epoch, base, new] as in the ownership map, `new` packed as 8 little-endian
+bytes per block. `blocks` is how much the sender's map holds, in statements.
 
-Merging does not depend on order or repetition: for each worker the row with the highest sequence counts, the larger
-epoch wins, and blocks are only ever added within an epoch.
+A replica that misses something sends a `Want` to one other, which answers with `Chunk`s; a `Digest` shows whether
+anything is missing that nobody has noticed. These three are on the same channel, and cost whom they do not concern
+little.
 """
 
 from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
 from router.affinity import Delta
 
-VERSION = 1
+VERSION = 2
 MAX_MESSAGE = 64 * 1024
 # Work that one message may bring to a receiver; a sender with more to say sends more messages.
 MAX_DELTAS = 128
 MAX_ROWS = 512
 
-Kind = Literal["hello", "heartbeat", "news", "bye"]
+NewsKind = Literal["hello", "heartbeat", "news", "bye"]
+Kind = Literal["hello", "heartbeat", "news", "bye", "want", "snapshot", "digest"]
 # Whether the rows of a kind are all that the sender knows, so that a worker without one has nothing in flight.
 KINDS: dict[Kind, bool] = {
-    "hello": True,  # the sender has (re)joined and asks the others for a heartbeat
+    "hello": True,  # the sender has (re)joined and asks the others for a heartbeat and a digest
     "heartbeat": True,
     "news": False,
     "bye": True,
+    "want": False,
+    "snapshot": False,
+    "digest": False,
 }
 
-# How a message stands to what was heard of its sender before: its first one ever or the first one heard of it, then in
-# order, after a hole, or one replica too many.
-Heard = Literal["joined", "found", "in_order", "after_hole", "too_many"]
 Cause = Literal["version", "fingerprint", "oversized", "malformed", "kind"]
 Name = Annotated[str, msgspec.Meta(max_length=64)]
 # Seconds since 1970 stay below this for the next thousand years; NaN and infinity fail the comparison.
 Epoch = Annotated[float, msgspec.Meta(ge=0, le=4e10)]
-InFlight = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
+Tokens = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000_000)]
+Blocks = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 Sequence64 = Annotated[int, msgspec.Meta(ge=1, le=1 << 53)]
 Block = Annotated[int, msgspec.Meta(ge=0)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=4e10)]
 
 
 class Refused(Exception):
@@ -62,11 +69,56 @@ class Refused(Exception):
 
 
 class Row(msgspec.Struct, array_like=True, frozen=True):
-    """One worker as the sender sees it: its epoch, and the sender's own requests in flight on it."""
+    """One worker as the sender sees it: its epoch, and the sender's own part of what it has to do."""
 
     worker: Name
     epoch: Epoch
-    in_flight: InFlight
+    in_flight: Count
+    waiting: Count = 0
+    queued_tokens: Tokens = 0
+
+
+class Want(msgspec.Struct, array_like=True, frozen=True):
+    """To one replica: tell me what you remember of these workers (of all, if none is named).
+
+    Only what was used in the last `seconds`. `request` is repeated in the answer.
+    """
+
+    kind = "want"
+
+    to: Name
+    request: Number
+    seconds: Seconds
+    workers: Annotated[list[Name], msgspec.Meta(max_length=MAX_ROWS)]
+
+
+class Chunk(msgspec.Struct, array_like=True, frozen=True):
+    """A part of an answer, numbered from 0; `body` is packed uses."""
+
+    kind = "snapshot"
+
+    to: Name
+    request: Number
+    number: Number
+    last: bool
+    body: bytes
+
+
+class Sum(msgspec.Struct, array_like=True, frozen=True):
+    """What a replica holds of one worker: a number of blocks, and their sketch."""
+
+    worker: Name
+    epoch: Epoch
+    blocks: Blocks
+    sketch: bytes
+
+
+class Digest(msgspec.Struct, array_like=True, frozen=True):
+    """Some workers' sums."""
+
+    kind = "digest"
+
+    sums: Annotated[list[Sum], msgspec.Meta(max_length=MAX_ROWS)]
 
 
 class Envelope(msgspec.Struct, array_like=True, frozen=True):
@@ -94,15 +146,17 @@ class _WireDelta(msgspec.Struct, array_like=True, frozen=True):
 class _Payload(msgspec.Struct, array_like=True, frozen=True):
     deltas: list[_WireDelta]
     rows: list[Row]
+    blocks: Blocks
 
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """The content of a message."""
+    """What has changed, or, in a statement, all that the sender has on workers."""
 
-    kind: Kind
+    kind: NewsKind
     deltas: Sequence[Delta] = ()
     rows: Sequence[Row] = ()
+    blocks: int = 0
 
     @property
     def complete(self) -> bool:
@@ -110,17 +164,24 @@ class News:
         return KINDS[self.kind]
 
 
+Message: TypeAlias = News | Want | Chunk | Digest
+
 _encode = msgspec.msgpack.Encoder().encode
 _open = msgspec.msgpack.Decoder(Envelope).decode
 _open_version = msgspec.msgpack.Decoder(_Version).decode
-_read = msgspec.msgpack.Decoder(_Payload).decode
+_read_news = msgspec.msgpack.Decoder(_Payload).decode
+_read_want = msgspec.msgpack.Decoder(Want).decode
+_read_chunk = msgspec.msgpack.Decoder(Chunk).decode
+_read_digest = msgspec.msgpack.Decoder(Digest).decode
 
 
-def encode(fingerprint: str, sender: str, sequence: int, news: News) -> bytes:
+def encode(fingerprint: str, sender: str, sequence: int, message: Message) -> bytes:
     """The message in bytes; Refused if it is larger than any receiver would take."""
-    deltas = [_WireDelta(delta.worker, delta.epoch, delta.base, _pack(delta.new)) for delta in news.deltas]
-    payload = msgspec.Raw(_encode(_Payload(deltas, list(news.rows))))
-    data = _encode(Envelope(VERSION, fingerprint, sender, sequence, news.kind, payload))
+    payload: object = message
+    if isinstance(message, News):
+        deltas = [_WireDelta(delta.worker, delta.epoch, delta.base, pack(delta.new)) for delta in message.deltas]
+        payload = _Payload(deltas, list(message.rows), message.blocks)
+    data = _encode(Envelope(VERSION, fingerprint, sender, sequence, message.kind, msgspec.Raw(_encode(payload))))
     if len(data) > MAX_MESSAGE:
         raise Refused("oversized")
     return data
@@ -141,15 +202,22 @@ def open_envelope(data: bytes, fingerprint: str) -> Envelope:
     return envelope
 
 
-def read(envelope: Envelope) -> News:
+def read(envelope: Envelope) -> Message:
     """The content of an opened message; Refused if its kind is unknown or anything in it is out of range."""
-    kind = _kind(envelope.kind)
+    kind, payload = envelope.kind, envelope.payload
     try:
-        payload = _read(envelope.payload)
-        deltas = [Delta(delta.worker, delta.epoch, delta.base, _unpack(delta.new)) for delta in payload.deltas]
+        match kind:
+            case "hello" | "heartbeat" | "news" | "bye":
+                return _news(kind, _read_news(payload))
+            case "want":
+                return _read_want(payload)
+            case "snapshot":
+                return _read_chunk(payload)
+            case "digest":
+                return _read_digest(payload)
     except (msgspec.MsgspecError, RecursionError, struct.error):
         raise Refused("malformed") from None
-    return News(kind, deltas, payload.rows)
+    raise Refused("kind")
 
 
 def take(deltas: deque[Delta], rows: deque[Row]) -> News:
@@ -165,6 +233,21 @@ def take(deltas: deque[Delta], rows: deque[Row]) -> News:
     return News("news", taken, taken_rows)
 
 
+def pack(blocks: Sequence[int]) -> bytes:
+    """Block hashes, 8 little-endian bytes each."""
+    return struct.pack(f"<{len(blocks)}Q", *blocks)
+
+
+def unpack(packed: bytes) -> tuple[int, ...]:
+    """The reverse of `pack`; raises struct.error."""
+    return struct.unpack(f"<{len(packed) // 8}Q", packed)
+
+
+def _news(kind: NewsKind, payload: _Payload) -> News:
+    deltas = [Delta(delta.worker, delta.epoch, delta.base, unpack(delta.new)) for delta in payload.deltas]
+    return News(kind, deltas, payload.rows, payload.blocks)
+
+
 def _other_version(data: bytes) -> bool:
     try:
         return _open_version(data).version != VERSION
@@ -172,96 +255,12 @@ def _other_version(data: bytes) -> bool:
         return False
 
 
-def _kind(name: str) -> Kind:
-    for kind in KINDS:
-        if kind == name:
-            return kind
-    raise Refused("kind")
-
-
-def _pack(blocks: Sequence[int]) -> bytes:
-    return struct.pack(f"<{len(blocks)}Q", *blocks)
-
-
-def _unpack(packed: bytes) -> tuple[int, ...]:
-    return struct.unpack(f"<{len(packed) // 8}Q", packed)
-
-
 # Upper bounds of the encoded sizes: a name takes up to 4 bytes a character and 5 more, a number up to 9.
 
 
 def _row_bytes(row: Row) -> int:
-    return 4 * len(row.worker) + 24
+    return 4 * len(row.worker) + 42
 
 
 def _delta_bytes(delta: Delta) -> int:
     return 4 * len(delta.worker) + 8 * len(delta.new) + 29
-
-
-class _Peer:
-    """Another replica: when it was last heard, its highest sequence, that of its last complete message, its counts."""
-
-    __slots__ = ("complete", "counts", "heard", "sequence")
-
-    def __init__(self) -> None:
-        self.heard = 0.0
-        self.sequence = 0
-        self.complete = 0
-        # worker -> the sequence that said so, requests in flight
-        self.counts: dict[str, tuple[int, int]] = {}
-
-
-class Peers:
-    """The other replicas and what each has in flight; bounded in replicas, and in workers by the rows it is given."""
-
-    def __init__(self, limit: int, expire_seconds: float) -> None:
-        self._limit = limit
-        self._expire_seconds = expire_seconds
-        self._peers: dict[str, _Peer] = {}
-
-    def __len__(self) -> int:
-        return len(self._peers)
-
-    def hear(self, sender: str, sequence: int, now: float) -> Heard:
-        """Note that a message came, and tell whether some before it did not. Repeated and late ones are in order."""
-        peer = self._peers.get(sender)
-        if peer is None:
-            if len(self._peers) >= self._limit:
-                return "too_many"
-            peer = self._peers[sender] = _Peer()
-        before, peer.sequence = peer.sequence, max(peer.sequence, sequence)
-        peer.heard = now
-        if before == 0:
-            return "joined" if sequence == 1 else "found"
-        return "in_order" if sequence <= before + 1 else "after_hole"
-
-    def merge(self, sender: str, sequence: int, rows: Iterable[Row], *, complete: bool) -> list[tuple[str, int]]:
-        """The in-flight counts, by worker, that a message of a sender that was heard changes or confirms."""
-        peer = self._peers[sender]
-        if sequence <= peer.complete:
-            return []
-        counts = peer.counts
-        effects: list[tuple[str, int]] = []
-        for row in rows:
-            said, _ = counts.get(row.worker, (0, 0))
-            if sequence > said:
-                counts[row.worker] = (sequence, row.in_flight)
-                effects.append((row.worker, row.in_flight))
-        if complete:
-            peer.complete = sequence
-            silent = [worker for worker, (said, _) in counts.items() if said < sequence]
-            for worker in silent:
-                del counts[worker]
-                effects.append((worker, 0))
-        return effects
-
-    def leave(self, sender: str) -> bool:
-        """Forget a replica that said goodbye; False if it was not known."""
-        return self._peers.pop(sender, None) is not None
-
-    def expire(self, now: float) -> list[str]:
-        """Forget the replicas that were not heard for too long, and name them."""
-        gone = [sender for sender, peer in self._peers.items() if now - peer.heard >= self._expire_seconds]
-        for sender in gone:
-            del self._peers[sender]
-        return gone

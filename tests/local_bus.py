@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from router.sync_redis import LinkDown, Listener
 
@@ -12,6 +13,8 @@ class LocalBus:
 
     def __init__(self) -> None:
         self.up = True
+        # What does not arrive: told who would hear it, and the message.
+        self.loses: Callable[[Listener, object], bool] = lambda listener, message: False
         self._listeners: list[Listener] = []
 
     def link(self) -> LocalLink:
@@ -22,7 +25,8 @@ class LocalBus:
         """Deliver something, as anyone with access to the channel could."""
         loop = asyncio.get_running_loop()
         for listener in self._listeners:
-            loop.call_soon(listener.receive, message)
+            if not self.loses(listener, message):
+                loop.call_soon(listener.receive, message)
 
     def join(self, listener: Listener) -> None:
         """Add one who listens."""

@@ -23,6 +23,11 @@ class SyncView(Protocol):
         ...
 
     @property
+    def warming(self) -> bool:
+        """Whether this replica has just started and will soon know what the others know."""
+        ...
+
+    @property
     def peers(self) -> int:
         """Other replicas heard from."""
         ...

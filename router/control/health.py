@@ -16,6 +16,12 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 RETRY_SECONDS = 2
 
 
+class Warming(Unavailable):
+    """This replica has just started, and is told what the others know; it serves meanwhile."""
+
+    code = "warming"
+
+
 class Health:
     """What balancers, orchestrators and Prometheus ask."""
 
@@ -33,6 +39,8 @@ class Health:
         serving = sum(can_serve(worker) for worker in self._context.registry)
         if not serving:
             raise Unavailable(why_nobody_serves(self._context.registry), retry_after=RETRY_SECONDS)
+        if self._context.sync.warming:
+            raise Warming("This replica is still learning from the others.", retry_after=1)
         return answer({"status": "ready", "workers": serving})
 
     async def metrics(self) -> Response:

@@ -152,6 +152,7 @@ class SyncSettings(Group):
     flush_seconds: Seconds = 0.005
     heartbeat_seconds: Seconds = 1.0
     expire_seconds: Seconds = 3.0
+    digest_seconds: Seconds = 10.0
     max_queue: Positive = 10_000
 
     @field_validator("redis_url")

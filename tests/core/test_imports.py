@@ -25,22 +25,29 @@ FLOORS = {
     "routes": 3,
     "metrics": 3,
     "sync_codec": 3,
+    "sync_peers": 4,
+    "sync_snapshot": 4,
+    "sync_repair": 4,
+    "sync_resync": 6,
+    "sync_off": 7,
     "calibration": 4,
     "decisions": 4,
     "workers": 5,
     "dataplane": 6,
     "sync_redis": 5,
-    "sync": 6,
+    "sync": 8,
+    "sync_metrics": 8,
     "control": 6,
     "fit": 6,
     "doctor": 6,
     "replay": 6,
-    "app": 7,
-    "serving": 8,
-    "demo": 8,
-    "__main__": 9,
+    "app": 9,
+    "serving": 10,
+    "demo": 10,
+    "__main__": 11,
 }
-PURE = {"errors", "prompt", "hashing", "cachemodel", "touches", "affinity", "policy", "policy_work", "sync_codec"}
+PURE = {"errors", "prompt", "hashing", "cachemodel", "touches", "affinity", "policy", "policy_work"}
+PURE |= {"sync_codec", "sync_peers", "sync_snapshot", "sync_repair"}
 IMPURE_MODULES = {"asyncio", "time", "random", "logging", "socket", "threading", "os", "secrets", "uuid"}
 
 

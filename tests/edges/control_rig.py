@@ -31,6 +31,7 @@ class HandMadeSync:
     """What the control plane wants to see of the news between replicas."""
 
     up: bool | None = True
+    warming: bool = False
     peers: int = 1
     lag_seconds: float | None = 0.002
 

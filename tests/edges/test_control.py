@@ -66,6 +66,17 @@ async def test_not_ready_says_why_and_when_to_come_back() -> None:
     assert all(int(response.headers["retry-after"]) > 0 for response in (none, down, leaving))
 
 
+async def test_a_replica_that_is_still_learning_is_not_ready_and_says_so() -> None:
+    rig = Rig()
+    rig.worker("a")
+    rig.sync.warming = True
+    learning = await rig.call("GET", "/ready")
+    assert (learning.status_code, code_of(learning)) == (503, "warming")
+    assert learning.headers["retry-after"] == "1"
+    rig.sync.warming = False
+    assert (await rig.call("GET", "/ready")).status_code == 200
+
+
 async def test_metrics_are_prometheus_text() -> None:
     rig = Rig()
     rig.metrics.decisions.inc(("m", "hit"), 3)
