@@ -20,6 +20,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from loadtest.demo import main as demo
 
         return demo(arguments[1:])
+    if arguments[:1] == ["doctor"]:
+        from router.doctor import main as doctor
+
+        return doctor(arguments[1:])
     if arguments[:1] == ["fit"]:
         from router.fit import main as fit
 
@@ -66,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--port", type=int, help="port to listen on (default 8080; 0 takes a free one)")
         command.add_argument("--policy", help="slack (default), power_of_two, least_loaded or round_robin")
     commands.add_parser("demo", help="play a conversation over two replicas and simulated workers", add_help=False)
+    commands.add_parser("doctor", help="whether live workers' caches can help, and what to change", add_help=False)
     commands.add_parser("fit", help="what a model's cache can reuse, from its config.json", add_help=False)
     commands.add_parser("replay", help="a trace through the policies, against modelled workers", add_help=False)
     return parser

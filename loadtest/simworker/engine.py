@@ -70,6 +70,24 @@ class Totals:
     prompt_tokens: int = 0
     generation_tokens: int = 0
     finished: Counter[str] = field(default_factory=Counter)
+    # Finished prompts by length: the smallest of 1, 2, 5, 10, 20, 50, ... tokens that is not below it.
+    lengths: Counter[int] = field(default_factory=Counter)
+    length_sum: int = 0
+
+    def end(self, prompt_tokens: int, reason: str) -> None:
+        """Count a request that has come to its end, whichever."""
+        self.finished[reason] += 1
+        self.lengths[_at_most(prompt_tokens)] += 1
+        self.length_sum += prompt_tokens
+
+
+def _at_most(tokens: int) -> int:
+    step = 1
+    while True:
+        for factor in (1, 2, 5):
+            if tokens <= factor * step:
+                return factor * step
+        step *= 10
 
 
 class Engine:
@@ -124,7 +142,7 @@ class Engine:
         sequence.submitted_at = sequence.started_at = sequence.first_token_at = sequence.finish_at = now
         self.totals.prompt_tokens += sequence.prompt.tokens
         self.totals.generation_tokens += sequence.output_tokens
-        self.totals.finished[sequence.finish_reason] += 1
+        self.totals.end(sequence.prompt.tokens, sequence.finish_reason)
 
     def advance(self, now: float) -> list[Sequence]:
         """Play everything due by `now`, in the order of its time; returns the sequences whose phase changed."""
@@ -169,7 +187,7 @@ class Engine:
             self.cache.release(sequence.hold)
         sequence.phase = Phase.ABORTED
         sequence.finish_at = now
-        self.totals.finished["abort"] += 1
+        self.totals.end(sequence.prompt.tokens, "abort")
         self._admit(now)
         return changed + self.advance(now)
 
@@ -225,7 +243,7 @@ class Engine:
         self.cache.release(sequence.hold)
         sequence.phase = Phase.DONE
         self.totals.generation_tokens += sequence.output_tokens
-        self.totals.finished[sequence.finish_reason] += 1
+        self.totals.end(sequence.prompt.tokens, sequence.finish_reason)
         return sequence
 
     def _keep_computed(self, sequence: Sequence, now: float) -> None:

@@ -26,6 +26,7 @@ def render(worker: SimWorker) -> bytes:
     finished = worker.engine.totals.finished
     samples = [({**labels, "finished_reason": reason}, float(finished[reason])) for reason in _REASONS]
     _family(lines, "vllm:request_success", "counter", "Requests by how they ended.", samples)
+    _lengths(lines, worker, labels)
     states = [({**labels, "sleep_state": state}, float(on)) for state, on in worker.sleep_states()]
     _family(lines, "vllm:engine_sleep_state", "gauge", "Sleep state of the engine.", states)
     rejected = {"model_name": worker.config.model, "reason": "max_num_queued_reqs"}
@@ -74,6 +75,23 @@ def _counters(worker: SimWorker) -> Iterable[tuple[str, str, float]]:
     yield "vllm:prompt_tokens_cached", "Prompt tokens taken from the cache.", totals.hits
     yield "vllm:generation_tokens", "Tokens generated.", totals.generation_tokens
     yield "vllm:num_preemptions", "Requests put back.", 0
+
+
+def _lengths(lines: list[str], worker: SimWorker, labels: Mapping[str, str]) -> None:
+    """The histogram of prompt lengths, its bounds as vLLM makes them: 1, 2, 5, 10, ... up to the window."""
+    totals, name = worker.engine.totals, "vllm:request_prompt_tokens"
+    bounds = [factor * 10**power for power in range(8) for factor in (1, 2, 5)]
+    lines += [f"# HELP {name} Prompt tokens of a request.", f"# TYPE {name} histogram"]
+    series: list[tuple[str, dict[str, str], float]] = []
+    for bound in bounds:
+        if bound <= worker.config.window:
+            count = sum(number for limit, number in totals.lengths.items() if limit <= bound)
+            series.append(("_bucket", {"le": f"{bound}.0"}, count))
+    count = totals.lengths.total()
+    series += [("_bucket", {"le": "+Inf"}, count), ("_count", {}, count), ("_sum", {}, totals.length_sum)]
+    for ending, extra, value in series:
+        shown = ",".join(f'{key}="{_escaped(text)}"' for key, text in {**labels, **extra}.items())
+        lines.append(f"{name}{ending}{{{shown}}} {float(value)!r}")
 
 
 def _family(lines: list[str], name: str, kind: str, text: str, samples: Iterable[Sample]) -> None:

@@ -26,6 +26,7 @@ from router.app import Router
 from router.cachemodel import BELOW_BLOCK_FLOOR, CACHE_DISABLED
 from router.control.app import create_control
 from router.dataplane.attempts import Outcome
+from router.doctor import command as doctor
 from router.fit import report
 from router.hashing import BLOCK_BYTES, DENSE_BLOCKS, HORIZON_BYTES, boundaries
 from router.metrics import MAX_SERIES
@@ -296,7 +297,13 @@ def options(parser: argparse.ArgumentParser) -> set[str]:
 def parsers() -> dict[str, argparse.ArgumentParser]:
     main = command_line._parser()
     commands = next(action for action in main._actions if isinstance(action, argparse._SubParsersAction))
-    return {**commands.choices, "demo": demo._parser(), "fit": report._parser(), "replay": command._parser()}
+    return {
+        **commands.choices,
+        "demo": demo._parser(),
+        "doctor": doctor.parser(),
+        "fit": report._parser(),
+        "replay": command._parser(),
+    }
 
 
 @pytest.mark.parametrize("command", sorted(parsers()))
