@@ -184,6 +184,13 @@ class Rig:
         explained: Json = self.control("/router/explain", body, via=via)
         return explained
 
+    def heard(self, body: Json, *, via: str | None = None) -> None:
+        """Wait until a replica, or every one, knows who holds the beginning of a chat request."""
+        for url in [via] if via else [router.url for router in self.routers]:
+            for _ in until(5, "news of the prompt"):
+                if self.explain(body, via=url).get("matched_blocks"):
+                    break
+
     def control(self, path: str, body: Json | None = None, *, via: str | None = None) -> Any:
         """The JSON answer of a control route, as the admin sees it: GET, or POST where there is a body."""
         url = (via or self.routers[0].url) + path

@@ -50,13 +50,6 @@ def rig(deployment: Rig) -> Iterator[Rig]:
     check_invariants(deployment)
 
 
-def heard(rig: Rig, via: str, body: Json) -> None:
-    """Wait until a replica knows who holds the prompt."""
-    for _ in until(5, "news of the prompt"):
-        if rig.explain(body, via=via).get("matched_blocks"):
-            return
-
-
 def test_p78_turns_through_alternating_replicas_stay_on_their_worker(rig: Rig) -> None:
     kept = followed = 0
     for number in range(8):
@@ -66,7 +59,7 @@ def test_p78_turns_through_alternating_replicas_stay_on_their_worker(rig: Rig) -
             replica = rig.routers[turn % 2].url
             body = {"model": "trio", "max_tokens": 2, "messages": messages}
             if turn:
-                heard(rig, replica, body)
+                rig.heard(body, via=replica)
             answer = rig.post(CHAT, body, via=replica)
             landed = answer.headers["x-router-worker"]
             if worker is not None:
@@ -137,7 +130,7 @@ def test_p79_what_a_replica_knew_survives_its_death(rig: Rig) -> None:
     prompts = [text_of(f"warmed through the one that dies {number}", 3_000) for number in range(6)]
     workers = [rig.chat(text, model="trio", via=dying.url).headers["x-router-worker"] for text in prompts]
     for text in prompts:
-        heard(rig, other.url, chat_body(text, model="trio"))
+        rig.heard(chat_body(text, model="trio"), via=other.url)
     dying.kill()
     answers = [rig.chat(text, model="trio") for text in prompts]  # through nginx, which finds the other by itself
     assert [answer.headers["x-router-worker"] for answer in answers] == workers
