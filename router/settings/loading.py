@@ -55,7 +55,7 @@ def load(file: Path | None = None, flags: Mapping[str, Any] | None = None) -> Se
         loaded = Loaded(**(flags or {}))
     except ValidationError as error:
         for item in error.errors():
-            place = _place(item["loc"], flags or {}, content, file)
+            place = _place(item["loc"], item["type"], flags or {}, content, file)
             problems.append(f"{place}: {_reason(item['loc'], item['type'], item['msg'], place)}")
         raise SettingsError(problems) from None
     if problems:
@@ -105,9 +105,13 @@ def _read_yaml(file: Path) -> dict[str, Any]:
     return {str(key): value for key, value in content.items()}
 
 
-def _place(location: tuple[int | str, ...], flags: Mapping[str, Any], content: object, file: Path | None) -> str:
+def _place(
+    location: tuple[int | str, ...], kind: str, flags: Mapping[str, Any], content: object, file: Path | None
+) -> str:
     """Where the value at fault came from: its variable, its file, or else its path alone."""
     path = ".".join(str(part) for part in location)
+    if kind == "missing":
+        location = location[:-1]
     if _holds(flags, location):
         return path
     names = {name.upper(): name for name in os.environ}

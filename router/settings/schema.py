@@ -15,6 +15,7 @@ from pydantic import (
     Field,
     SecretStr,
     field_validator,
+    model_validator,
 )
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
@@ -143,6 +144,12 @@ class HealthSettings(Group):
     eject_seconds: Seconds = 10.0
     eject_max_seconds: Seconds = 60.0
 
+    @model_validator(mode="after")
+    def _limit_above_first(self) -> HealthSettings:
+        if self.eject_max_seconds < self.eject_seconds:
+            raise ValueError("eject_max_seconds must not be shorter than eject_seconds")
+        return self
+
 
 class SyncSettings(Group):
     """News between replicas over Redis pub/sub; without a URL the replica keeps to itself."""
@@ -154,6 +161,13 @@ class SyncSettings(Group):
     expire_seconds: Seconds = 3.0
     digest_seconds: Seconds = 10.0
     max_queue: Positive = 10_000
+
+    @model_validator(mode="after")
+    def _heard_before_expired(self) -> SyncSettings:
+        # Else the other replicas' load would come and go with every heartbeat.
+        if self.expire_seconds <= self.heartbeat_seconds:
+            raise ValueError("expire_seconds must be longer than heartbeat_seconds")
+        return self
 
     @field_validator("redis_url")
     @classmethod
@@ -198,6 +212,12 @@ class ModelSettings(Group):
 
     reuse: Literal["off", "observe", "on"] = "on"
     cache: CacheSettings = CacheSettings()
+
+    @field_validator("reuse", mode="before")
+    @classmethod
+    def _words(cls, value: object) -> object:
+        # YAML reads a bare `on` or `off` as a truth value.
+        return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
 
 
 class Settings(BaseSettings):
