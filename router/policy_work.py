@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import NamedTuple
 
 # The first re-use interval, in seconds, until the traffic has shown its own.
@@ -163,13 +164,8 @@ class _Queue:
 
     def silent_before(self, key: Key) -> list[Key]:
         """Silent requests ahead of a waiting one."""
-        found: list[Key] = []
-        for earlier, waiting in self.waiting.items():
-            if earlier == key:
-                return found
-            if waiting.silent:
-                found.append(earlier)
-        return []
+        ahead = takewhile(lambda item: item[0] != key, self.waiting.items())
+        return [earlier for earlier, waiting in ahead if waiting.silent]
 
     def learn(self, tokens: float, now: float) -> None:
         self.tokens = self.tokens * RATE_KEEP + tokens
@@ -207,15 +203,17 @@ class WorkState:
         self._queue(worker).add(key, Waiting(uncached, silent), now)
 
     def first_byte(self, worker: str, key: Key, now: float) -> None:
-        """A streamed answer began. Silent requests sent before it have been computed too: engines serve in order."""
+        """An answer began. Silent requests sent before a streamed one have been computed too: engines serve in order.
+
+        The first byte of a silent request comes with its end and says nothing of the worker's rate.
+        """
         queue = self._queue(worker)
-        tokens = 0.0
-        for earlier in queue.silent_before(key):
-            tokens += queue.answer(earlier)
-        if key in queue.waiting:
-            queue.learn(tokens + queue.answer(key), now)
-        else:
-            queue.answered.add(key)  # its start was never heard of
+        waiting = queue.waiting.get(key)
+        if waiting is None or waiting.silent:
+            queue.answer(key)
+            return
+        tokens = sum(queue.answer(earlier) for earlier in queue.silent_before(key))
+        queue.learn(tokens + queue.answer(key), now)
 
     def ended(self, worker: str, key: Key, now: float) -> None:
         """A request is over, whether it was answered or not."""

@@ -165,6 +165,16 @@ def test_silent_requests_are_computed_before_those_that_came_later() -> None:
     assert state.rate("w") == pytest.approx(4_000)
 
 
+def test_the_end_of_a_silent_request_teaches_no_rate() -> None:
+    state = WorkState()
+    state.started("w", key(1), 1_000, 0.0)
+    state.first_byte("w", key(1), 1.0)
+    state.started("w", key(2), 1_000, 1.0, silent=True)
+    state.first_byte("w", key(2), 31.0)
+    assert state.rate("w") == pytest.approx(1_000)
+    assert (state.waiting("w"), state.decoding("w")) == (0, 2)
+
+
 def test_a_silent_head_counts_as_computed_when_its_time_is_over() -> None:
     state = WorkState()
     state.started("w", key(1), 4_000, 0.0, silent=True)
