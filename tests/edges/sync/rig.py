@@ -78,17 +78,26 @@ def settings_for(url: str | None, **changed: Any) -> SyncSettings:
 
 
 def make(settings: SyncSettings, fingerprint: str = PRINT, link: sync_redis.Link | None = None) -> Replica:
-    index = AffinityMap(200_000, 600.0, 5.0)
-    registry = Registry()
+    replica = connect(settings, Registry(), AffinityMap(200_000, 600.0, 5.0), link, fingerprint)
+    for url in URLS:
+        replica.registry.set_epoch(replica.registry.add(url, slots=16), EPOCH)
+    return replica
+
+
+def connect(
+    settings: SyncSettings,
+    registry: Registry,
+    index: AffinityMap,
+    link: sync_redis.Link | None = None,
+    fingerprint: str = PRINT,
+) -> Replica:
+    """A replica of these parts, wired as in the whole router."""
     sender = f"{next(_numbers):016x}"
     news = Sync(settings, fingerprint, index, registry, time.monotonic, sender, link)
-    replica = Replica(news, index, registry, sender)
-    registry.hooks.load.append(replica.sync.load)
+    registry.hooks.load.append(news.load)
     registry.hooks.epoch.append(lambda worker: put_epoch(index, worker))
-    registry.hooks.epoch.append(replica.sync.epoch)
-    for url in URLS:
-        registry.set_epoch(registry.add(url, slots=16), EPOCH)
-    return replica
+    registry.hooks.epoch.append(news.epoch)
+    return Replica(news, index, registry, sender)
 
 
 def put_epoch(index: AffinityMap, worker: Worker) -> None:

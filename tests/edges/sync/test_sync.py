@@ -24,7 +24,6 @@ from tests.edges.sync.rig import (
     make,
     message,
     settings_for,
-    vanish,
     wait,
     wait_for_match,
 )
@@ -68,58 +67,6 @@ async def test_own_messages_teach_nothing(channel: Channel) -> None:
     assert (one.load(), one.sync.peers) == (1, 0)
     assert not any(direction == "in" for direction, _ in one.sync.messages)
     lease.end()
-
-
-# -- load ----------------------------------------------------------------------------------------------------
-
-
-async def test_requests_in_flight_appear_and_vanish_elsewhere(channel: Channel) -> None:
-    one, two = await channel.replica(), await channel.replica()
-    leases = [one.lease(), one.lease(), one.lease(worker=1)]
-    await wait(lambda: (two.load(0), two.load(1)) == (2, 1))
-    own = two.lease()
-    await wait(lambda: one.load() == 3)
-    for lease in (*leases, own):
-        lease.end()
-    await wait(lambda: [r.load(w) for r in (one, two) for w in (0, 1)] == [0, 0, 0, 0])
-
-
-async def test_a_goodbye_takes_the_load_away_at_once(channel: Channel) -> None:
-    one, two = await channel.replica(expire_seconds=60.0), await channel.replica(expire_seconds=60.0)
-    one.lease()
-    await wait(lambda: two.load() == 1)
-    await one.sync.aclose()
-    await wait(lambda: two.load() == 0, seconds=2.0)
-    assert two.sync.peers == 0
-
-
-async def test_the_load_of_a_replica_that_died_expires(channel: Channel) -> None:
-    one, two = await channel.replica(), await channel.replica()
-    one.lease()
-    await wait(lambda: two.load() == 1)
-    await vanish(one)
-    died = time.monotonic()
-    await wait(lambda: two.load() == 0, seconds=2.0)
-    assert time.monotonic() - died > 0.2
-    assert two.sync.peers == 0
-
-
-async def test_a_heartbeat_repairs_counts_that_were_lost(channel: Channel) -> None:
-    two = await channel.replica(expire_seconds=60.0)
-    name = two.workers[0].id
-    await channel.inject(message(rows=[Row(name, EPOCH, 5)]))
-    await wait(lambda: two.load() == 5)
-    await channel.inject(message(sequence=3, kind="heartbeat", rows=[Row(two.workers[1].id, EPOCH, 2)]))
-    await wait(lambda: (two.load(0), two.load(1)) == (0, 2))
-    assert two.sync.gaps == 1
-
-
-async def test_a_newcomer_learns_the_load_without_waiting_for_a_heartbeat(channel: Channel) -> None:
-    one = await channel.replica(heartbeat_seconds=30.0, expire_seconds=60.0)
-    one.lease()
-    await wait(lambda: ("out", "news") in one.sync.messages)
-    two = await channel.replica(heartbeat_seconds=30.0, expire_seconds=60.0)
-    await wait(lambda: two.load() == 1, seconds=5.0)
 
 
 # -- epochs --------------------------------------------------------------------------------------------------

@@ -62,6 +62,16 @@ async def alike(*replicas: Replica, seconds: float = 10.0) -> None:
     await wait(lambda: all(replica.known == replicas[0].known for replica in replicas), seconds)
 
 
+async def full_ones(channel: Channel, count: int) -> list[Replica]:
+    """Replicas that all hold the same thousand blocks."""
+    replicas = [await channel.replica()]
+    fill(replicas[0], 1_000)
+    replicas += [await channel.replica() for _ in range(1, count)]
+    await alike(*replicas)
+    await wait(lambda: not any(replica.sync.warming for replica in replicas))
+    return replicas
+
+
 # -- warm start ----------------------------------------------------------------------------------------------
 
 
@@ -80,10 +90,7 @@ async def test_a_new_replica_is_told_everything_with_its_age(channel: Channel) -
 
 
 async def test_exactly_one_replica_answers(channel: Channel) -> None:
-    old = [await channel.replica() for _ in range(4)]
-    await wait(lambda: all(not replica.sync.warming and replica.sync.peers == 3 for replica in old))
-    fill(old[0], 1_000, tell=True)
-    await alike(*old)
+    old = await full_ones(channel, 4)
     answered = [replica.sync.repairs.answered for replica in old]
     new = await channel.replica()
     await alike(old[0], new)
@@ -190,9 +197,7 @@ async def test_a_full_map_is_taken_over_in_seconds_and_stops_nobody(own_redis: R
 async def test_when_one_does_not_answer_another_does() -> None:
     async with AsyncExitStack() as stack:
         channel = LocalChannel(stack)
-        old = [await channel.replica() for _ in range(2)]
-        fill(old[0], 1_000, tell=True)
-        await alike(*old)
+        old = await full_ones(channel, 2)
         asked: list[str] = []
 
         def first_want(listener: Listener, message: object) -> bool:
