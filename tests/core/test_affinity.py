@@ -303,6 +303,15 @@ def test_news_refreshes_all_that_lies_above_even_in_pieces() -> None:
     assert index.blocks_of("w0") == 4
 
 
+def test_news_of_what_is_only_claimed_here_refreshes_what_was_recorded_above_it() -> None:
+    index = fresh()
+    index.record("w0", 1.0, prompt(0)[:20], 0.0)
+    index.claim("w0", prompt(0)[:40], 1000.0)
+    index.apply(Delta("w0", 1.0, prompt(0)[39], (prompt(0)[40],)), 1001.0)
+    assert index.match(prompt(0)[:20], TTL) == {"w0": 20}
+    assert index.match(prompt(0), TTL) == {"w0": 41}
+
+
 def test_news_whose_beginning_was_lost_still_says_where_the_conversation_is() -> None:
     index = fresh()
     assert index.apply(Delta("w0", 1.0, prompt(0)[29], tuple(prompt(0)[30:])), 0.0)
