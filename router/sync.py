@@ -20,6 +20,7 @@ from router.settings import SyncSettings
 from router.sync_codec import Envelope, Message, News, NewsKind, Refused, Row, encode, open_envelope, read, take
 from router.sync_off import DROP_CAUSES, Direction, NoSync
 from router.sync_peers import Peers
+from router.sync_places import Places
 from router.sync_redis import ATTEMPT_SECONDS, Link, LinkDown, RedisLink, backoff, end
 from router.sync_resync import Resync
 from router.workers.registry import Registry, Worker
@@ -365,7 +366,4 @@ class Sync(NoSync):
 
 
 def _redis_link(settings: SyncSettings) -> RedisLink:
-    if settings.redis_url is None:
-        raise ValueError("no Redis URL: use NoSync")
-    silence = max(2.0, 5 * settings.heartbeat_seconds)
-    return RedisLink(settings.redis_url.get_secret_value(), settings.channel, silence)
+    return RedisLink(Places(settings), settings.channel, max(2.0, 5 * settings.heartbeat_seconds))

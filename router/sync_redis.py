@@ -1,6 +1,6 @@
 """A channel of Redis pub/sub that comes back by itself: one client to publish with, one connection to listen on.
 
-It knows bytes, not what they mean. Nothing here waits longer than `IO_SECONDS` for Redis, a lost connection is never
+It knows bytes, not what they mean. Nothing here waits longer than some seconds for Redis, a lost connection is never
 hidden, and reconnecting is spread by full jitter and never faster than once per `ATTEMPT_SECONDS`.
 """
 
@@ -11,27 +11,23 @@ import contextlib
 import logging
 import random
 from typing import Any, Protocol
-from urllib.parse import urlsplit
 
 import redis.asyncio
 from redis.asyncio.client import PubSub
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-from router.errors import SettingsError
+from router.sync_places import IO_SECONDS, LinkDown, Place, Places, close, command
 
-IO_SECONDS = 1.0
+__all__ = ["ATTEMPT_SECONDS", "Link", "LinkDown", "Listener", "RedisLink", "backoff", "end"]
+
 ATTEMPT_SECONDS = 1.0
+# How often a link asks whether it is still in the right place.
+CHECK_SECONDS = 2.0
 BACKOFF_FIRST = 0.1
 # Replicas must agree again within ten seconds of an outage's end, so no pause may take all of them.
 BACKOFF_LAST = 5.0
 
 logger = logging.getLogger("router.sync")
-
-
-class LinkDown(Exception):
-    """A message could not be handed over, or the subscription is gone; the text names the kind of failure only."""
 
 
 class Listener(Protocol):
@@ -76,11 +72,12 @@ async def end(task: asyncio.Task[None]) -> None:
 class RedisLink:
     """The link over Redis; `silence_seconds` without any message means that the subscription is dead."""
 
-    def __init__(self, url: str, channel: str, silence_seconds: float) -> None:
-        self._where = _without_secrets(url)
+    def __init__(self, places: Places, channel: str, silence_seconds: float) -> None:
+        self._places = places
         self._channel = channel
         self._silence_seconds = silence_seconds
-        self._client = _client(url)
+        self._client: redis.asyncio.Redis | None = None
+        self._place: Place | None = None
         self._task: asyncio.Task[None] | None = None
 
     def start(self, listener: Listener) -> None:
@@ -89,9 +86,13 @@ class RedisLink:
 
     async def publish(self, message: bytes) -> None:
         """Hand a message to Redis, or raise LinkDown within a bounded time."""
+        client = self._client
+        if client is None:
+            raise LinkDown("not connected")
+        verb = "SPUBLISH" if self._places.sharded else "PUBLISH"
         try:
             async with asyncio.timeout(2 * IO_SECONDS):
-                await self._client.publish(self._channel, message)
+                await command(client, verb, self._channel, message)
         # The client library raises more than its own errors on a broken connection, and no caller can tell them apart.
         except Exception as error:
             raise LinkDown(type(error).__name__) from None
@@ -100,9 +101,9 @@ class RedisLink:
         """Stop listening and close both connections."""
         if self._task is not None:
             await end(self._task)
-        with contextlib.suppress(RedisError, OSError):
-            async with asyncio.timeout(IO_SECONDS):
-                await self._client.aclose()
+        client, self._client = self._client, None
+        if client is not None:
+            await close(client)
 
     async def _stay_subscribed(self, listener: Listener) -> None:
         loop = asyncio.get_running_loop()
@@ -124,26 +125,58 @@ class RedisLink:
 
     async def _drop_idle_connections(self) -> None:
         # The one to publish with has most likely died too, and would fail the first message after the outage.
-        with contextlib.suppress(RedisError, OSError):
-            await self._client.connection_pool.disconnect(inuse_connections=False)
+        if self._client is not None:
+            with contextlib.suppress(RedisError, OSError):
+                await self._client.connection_pool.disconnect(inuse_connections=False)
 
     async def _listen(self, session: _Session) -> None:
         """Subscribe and read until something breaks, which it always ends with."""
-        pubsub: PubSub = self._client.pubsub()
+        place = await self._places.find()
+        client = await self._client_of(place)
+        pubsub: PubSub = client.pubsub()
+        watch: asyncio.Task[None] | None = None
         try:
             async with asyncio.timeout(3 * IO_SECONDS):
-                await pubsub.subscribe(self._channel)
+                await self._places.check(client)
+                await (pubsub.ssubscribe if self._places.sharded else pubsub.subscribe)(self._channel)
                 self._take(await pubsub.get_message(timeout=IO_SECONDS), session)
             if not session.confirmed:
                 raise LinkDown("no answer")
-            await self._read(pubsub, session)
+            watch = asyncio.create_task(self._watch(place, client), name="sync-place")
+            await self._read(pubsub, session, watch)
         finally:
+            if watch is not None:
+                await end(watch)
             await pubsub.aclose()  # type: ignore[no-untyped-call]
 
-    async def _read(self, pubsub: PubSub, session: _Session) -> None:
+    async def _client_of(self, place: Place) -> redis.asyncio.Redis:
+        client = self._client
+        if client is None or place != self._place:
+            self._client, self._place = self._places.client(place), place
+            if client is not None:
+                await close(client)
+        return self._client or self._places.client(place)
+
+    async def _watch(self, place: Place, client: redis.asyncio.Redis) -> None:
+        """Ends with LinkDown when Redis is elsewhere, as after a failover that left this server running."""
+        while True:
+            await asyncio.sleep(CHECK_SECONDS)
+            # While nobody can be asked, what works goes on working; whether it does is seen by listening.
+            with contextlib.suppress(Exception):
+                if await self._places.find() != place:
+                    break
+            try:
+                await self._places.check(client)
+            except LinkDown:
+                raise
+            except Exception:
+                continue
+        raise LinkDown("moved")
+
+    async def _read(self, pubsub: PubSub, session: _Session, watch: asyncio.Task[None]) -> None:
         loop = asyncio.get_running_loop()
         heard = loop.time()
-        while True:
+        while not watch.done():
             message = await pubsub.get_message(timeout=IO_SECONDS)
             if message is not None:
                 self._take(message, session)
@@ -152,24 +185,27 @@ class RedisLink:
                 raise LinkDown("silence")
             # Messages that are in the buffer already come without a pause; requests must have their turn in between.
             await asyncio.sleep(0)
+        watch.result()
 
     def _take(self, message: dict[str, Any] | None, session: _Session) -> None:
         if message is None:
             return
         # A second confirmation on one connection means that the client library reconnected on its own.
-        if message["type"] == "subscribe":
+        if message["type"] in ("subscribe", "ssubscribe"):
             if not session.confirmed:
-                logger.info("replica news: connected to %s", self._where)
+                logger.info("replica news: connected to %s", self._places.shown)
             session.confirmed = True
             session.listener.linked()
-        elif message["type"] == "message":
+        elif message["type"] in ("message", "smessage"):
             session.listener.receive(message["data"])
+        elif message["type"] == "sunsubscribe":
+            raise LinkDown("moved")  # the slot has another owner now
 
     def _report(self, error: Exception, failures: int) -> None:
         # Only the first failure of an outage: a server that is down for a day must not fill the log.
         if failures == 1:
             reason = str(error) if isinstance(error, LinkDown) else type(error).__name__
-            logger.warning("replica news: %s is not reachable (%s), trying again", self._where, reason)
+            logger.warning("replica news: %s is not reachable (%s), trying again", self._places.shown, reason)
 
 
 class _Session:
@@ -180,21 +216,3 @@ class _Session:
     def __init__(self, listener: Listener) -> None:
         self.listener = listener
         self.confirmed = False
-
-
-def _client(url: str) -> redis.asyncio.Redis:
-    # A retry that supports no errors is the only one that really tries once: with zero retries the library still
-    # reconnects a subscription after its failure, silently, and the messages in between are gone unnoticed.
-    once = Retry(NoBackoff(), 0, supported_errors=())
-    try:
-        client: redis.asyncio.Redis = redis.asyncio.from_url(
-            url, retry=once, socket_timeout=IO_SECONDS, socket_connect_timeout=IO_SECONDS
-        )
-    except ValueError:  # its text may show parts of a password
-        raise SettingsError(["sync.redis_url: not a URL that the Redis client understands"]) from None
-    return client
-
-
-def _without_secrets(url: str) -> str:
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"

@@ -33,12 +33,14 @@ def require_redis_server() -> str:
 class RedisServer:
     """Runs from `with` until its end; `url` and `unix_url` stay the same across stop, kill and restart.
 
-    `options` are further command line options of the server, such as `("--requirepass", "secret")`.
+    `options` are further command line options of the server, such as `("--requirepass", "secret")`; `config` is a file
+    that it reads and may write.
     """
 
-    def __init__(self, options: Sequence[str] = ()) -> None:
+    def __init__(self, options: Sequence[str] = (), config: Path | None = None) -> None:
         self._binary = require_redis_server()
         self._options = tuple(options)
+        self._config = config
         self._process: subprocess.Popen[bytes] | None = None
         self._home = tempfile.TemporaryDirectory(prefix="redis-")
         self.port = 0
@@ -113,8 +115,11 @@ class RedisServer:
         self._home.cleanup()
 
     def _launch(self, port: int) -> None:
-        command = [self._binary, "--port", str(port), "--bind", "127.0.0.1", "--unixsocket", str(self.socket)]
-        command += ["--save", "", "--appendonly", "no", "--dir", self._home.name, *self._options]
+        config = [str(self._config)] if self._config else []
+        command = [self._binary, *config, "--port", str(port), "--bind", "127.0.0.1", "--unixsocket", str(self.socket)]
+        command += ["--dir", self._home.name, *self._options]
+        if "--sentinel" not in self._options:
+            command += ["--save", "", "--appendonly", "no"]
         self._process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -20,6 +19,7 @@ from pydantic import (
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from router.settings.addresses import normalise_worker_url
+from router.settings.redis_url import read_redis_url
 
 PolicyName = Literal["slack", "power_of_two", "least_loaded", "round_robin"]
 # Without an end, a wait would have no bound.
@@ -155,6 +155,10 @@ class SyncSettings(Group):
     """News between replicas over Redis pub/sub; without a URL the replica keeps to itself."""
 
     redis_url: SecretStr | None = None
+    username: str | None = None
+    password_file: Path | None = None
+    sentinel_password_file: Path | None = None
+    ca_file: Path | None = None
     channel: str = "prefix-router"
     flush_seconds: Seconds = 0.005
     heartbeat_seconds: Seconds = 1.0
@@ -174,9 +178,19 @@ class SyncSettings(Group):
     def _check_redis(cls, url: SecretStr | None) -> SecretStr | None:
         if url is None or not url.get_secret_value():
             return None
-        if urlsplit(url.get_secret_value()).scheme not in ("redis", "rediss", "unix"):
-            raise ValueError("must start with redis://, rediss:// or unix://")
+        read_redis_url(url.get_secret_value())
         return url
+
+    @model_validator(mode="after")
+    def _one_password(self) -> SyncSettings:
+        if self.redis_url is None:
+            return self
+        url = read_redis_url(self.redis_url.get_secret_value())
+        if self.password_file is not None and url.password is not None:
+            raise ValueError("the password is either in redis_url or in password_file")
+        if self.ca_file is not None and not url.tls:
+            raise ValueError("ca_file is for rediss:// alone")
+        return self
 
 
 class AuthSettings(Group):

@@ -34,6 +34,7 @@ FLOORS = {
     "decisions": 4,
     "workers": 5,
     "dataplane": 6,
+    "sync_places": 4,
     "sync_redis": 5,
     "sync": 8,
     "sync_metrics": 8,

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from router import sync, sync_redis, sync_repair
+from router import sync, sync_places, sync_redis, sync_repair
 from tests.edges.sync.rig import Channel, LocalChannel, RedisChannel, sync_tasks
 from tests.redis_server import RedisServer
 
@@ -16,6 +16,8 @@ from tests.redis_server import RedisServer
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The waits of a real outage, a fifth as long."""
     monkeypatch.setattr(sync_redis, "IO_SECONDS", 0.2)
+    monkeypatch.setattr(sync_redis, "CHECK_SECONDS", 0.2)
+    monkeypatch.setattr(sync_places, "IO_SECONDS", 0.2)
     monkeypatch.setattr(sync_redis, "ATTEMPT_SECONDS", 0.2)
     monkeypatch.setattr(sync, "ATTEMPT_SECONDS", 0.2)
     monkeypatch.setattr(sync_repair, "FIRST_SECONDS", 0.5)
