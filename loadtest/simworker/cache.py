@@ -21,6 +21,7 @@ class Hold:
     cached_tokens: int
     private: int
     blocks: list[int] = field(default_factory=list)
+    load_seconds: float = 0.0  # to read what is cached back from where it lies
 
 
 class PrefixCache(Protocol):

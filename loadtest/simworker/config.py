@@ -45,6 +45,19 @@ class SimConfig:
     mamba_block_size: int | None = None
     sliding_window: int | None = None
 
+    # Which cache there is: of plain attention, of a hybrid with recurrent state, or of five forms and more.
+    cache: str = "attention"
+    version: str = VERSION
+    state_blocks: int | None = None
+    tail_blocks: int | None = None
+    window_blocks: int | None = None
+    index_blocks: int | None = None
+    disk_blocks: int | None = None
+    retention_interval: int = 0
+    held_back_units: int = 0
+    step_tokens: int = 0
+    load_tokens_per_second: float = 20_000.0
+
     metrics: bool = True
     process_metrics: bool = True
     health: bool = True
@@ -63,12 +76,20 @@ class SimConfig:
     def __post_init__(self) -> None:
         if not self.models:
             raise ValueError("a worker serves at least one model name")
-        for name in ("block_size", "num_gpu_blocks", "max_model_len", "max_num_seqs", "prefill_tokens_per_second"):
+        for name in ("block_size", "num_gpu_blocks", "max_model_len", "max_num_seqs", *_RATES):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0")
-        for name in ("time_scale", "decode_seconds_per_token", "keep_alive_seconds"):
+        for name in (*_NOT_NEGATIVE, "time_scale", "decode_seconds_per_token", "keep_alive_seconds"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative")
+        for name in _SIZES:
+            size = getattr(self, name)
+            if size is not None and size < 1:
+                raise ValueError(f"{name} must be above 0")
+        if self.cache not in CACHES:
+            raise ValueError(f"cache must be one of {', '.join(CACHES)}")
+        if self.cache != "attention" and self.block_size % self.unit:
+            raise ValueError(f"prefix_match_unit must divide the block of {self.block_size} tokens")
 
     @property
     def window(self) -> int:
@@ -76,10 +97,48 @@ class SimConfig:
         return min(self.max_model_len, self.num_gpu_blocks * self.block_size)
 
     @property
+    def unit(self) -> int:
+        """Tokens between two boundaries at which a hit may land."""
+        return self.block_size if self.cache == "attention" else self.prefix_match_unit or self.block_size
+
+    @property
+    def window_tokens(self) -> int | None:
+        """The sliding window, of which the five forms always have one."""
+        return self.sliding_window or (self.block_size if self.cache == "forms" else None)
+
+    @property
+    def release(self) -> tuple[int, ...]:
+        """Major and minor number of the engine's version."""
+        return tuple(int(part) for part in self.version.split(".")[:2])
+
+    @property
+    def cache_mode(self) -> str:
+        """How recurrent state is kept; releases before 0.33 keep none unless they are told to."""
+        if not self.recurrent or self.release < ALIGN_BY_ITSELF:
+            return self.mamba_cache_mode
+        return "align" if self.enable_prefix_caching else "none"
+
+    @property
+    def caching(self) -> bool:
+        """Whether prompts are reused at all."""
+        return self.enable_prefix_caching and (not self.recurrent or self.cache_mode == "align")
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether the model has recurrent layers, whose state is one of the forms."""
+        return self.cache == "hybrid" or (self.cache == "forms" and self.state_blocks is not None)
+
+    @property
     def model(self) -> str:
         """The name answers carry, whichever alias was asked for."""
         return self.models[0]
 
+
+CACHES = ("attention", "hybrid", "forms")
+ALIGN_BY_ITSELF = (0, 33)
+_SIZES = ("prefix_match_unit", "state_blocks", "tail_blocks", "window_blocks", "index_blocks", "disk_blocks")
+_RATES = ("prefill_tokens_per_second", "load_tokens_per_second")
+_NOT_NEGATIVE = ("retention_interval", "held_back_units", "step_tokens")
 
 # Name on the command line, field, kind, help.
 _VALUES: tuple[tuple[str, type, str], ...] = (
@@ -95,7 +154,18 @@ _VALUES: tuple[tuple[str, type, str], ...] = (
     ("max-num-seqs", int, "requests past the queue at one time"),
     ("max-num-queued-reqs", int, "waiting requests beyond which new ones get 503 (default: no limit)"),
     ("default-output-tokens", int, "tokens generated when a request sets no limit"),
-    ("prefix-match-unit", int, "shown in the cache metrics"),
+    ("cache", str, "attention (default), hybrid (recurrent state too) or forms (five forms of objects)"),
+    ("version", str, "release to pose as; hybrids before 0.33 need --mamba-cache-mode align"),
+    ("prefix-match-unit", int, "finest boundary of a hit of hybrid and forms; shown in the cache metrics"),
+    ("state-blocks", int, "recurrent states there is room for, one of them for each running request"),
+    ("tail-blocks", int, "tails behind the last whole block there is room for"),
+    ("window-blocks", int, "match units of sliding windows there is room for"),
+    ("index-blocks", int, "blocks whose index there is room for"),
+    ("disk-blocks", int, "blocks there is room for on disk"),
+    ("retention-interval", int, "tokens between states that are kept besides the last; 0 keeps no others"),
+    ("held-back-units", int, "units that speculative decoding drops from every hit"),
+    ("step-tokens", int, "tokens of a scheduler step, at whose end state is kept; 0 keeps none"),
+    ("load-tokens-per-second", float, "speed of reading back from disk"),
     ("mamba-cache-mode", str, "shown in the cache metrics"),
     ("mamba-block-size", int, "shown in the cache metrics"),
     ("sliding-window", int, "shown in the cache metrics"),

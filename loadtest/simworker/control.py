@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from loadtest.simworker import metrics
 from loadtest.simworker.answers import JsonObject
-from loadtest.simworker.config import VERSION
 from loadtest.simworker.exchange import Exchange
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ def health(worker: SimWorker, exchange: Exchange) -> None:
 
 
 def version(worker: SimWorker, exchange: Exchange) -> None:
-    exchange.reply_json({"version": VERSION})
+    exchange.reply_json({"version": worker.config.version})
 
 
 def load(worker: SimWorker, exchange: Exchange) -> None:

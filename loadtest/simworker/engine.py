@@ -216,7 +216,8 @@ class Engine:
         sequence.cached_tokens = hold.cached_tokens
         sequence.phase = Phase.PREFILL
         sequence.started_at = at
-        sequence.prefill_seconds = (tokens - hold.cached_tokens) / self.rates.prefill_tokens_per_second
+        computing = (tokens - hold.cached_tokens) / self.rates.prefill_tokens_per_second
+        sequence.prefill_seconds = hold.load_seconds + computing
         sequence.first_token_at = at + sequence.prefill_seconds * self.rates.time_scale
         self._prefilling = sequence
         self.totals.prompt_tokens += tokens

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from loadtest.simworker.config import ALIGN_BY_ITSELF
+from loadtest.simworker.hybrid import HybridCache
+
 if TYPE_CHECKING:
     from loadtest.simworker.worker import SimWorker
 
@@ -33,6 +36,8 @@ def render(worker: SimWorker) -> bytes:
     _family(lines, "vllm:admission_rejections", "counter", "Requests refused.", [(rejected, worker.rejections)])
     cache = [({"engine": "0", **cache_labels(worker)}, 1.0)]
     _family(lines, "vllm:cache_config_info", "gauge", "Information of the LLMEngine CacheConfig.", cache)
+    if isinstance(worker.engine.cache, HybridCache):
+        _forms(lines, worker.engine.cache)
     return ("\n".join(lines) + "\n").encode()
 
 
@@ -46,17 +51,18 @@ def cache_labels(worker: SimWorker) -> dict[str, str]:
         "enable_prefix_caching": config.enable_prefix_caching,
         "prefix_caching_hash_algo": "sha256",
         "prefix_match_unit": config.prefix_match_unit,
-        "prefix_cache_retention_interval": 0,
-        "mamba_cache_mode": config.mamba_cache_mode,
-        "mamba_block_size": config.mamba_block_size,
+        "mamba_cache_mode": config.cache_mode,
+        "mamba_block_size": config.mamba_block_size or (config.block_size if config.recurrent else None),
         "kv_cache_size_tokens": tokens,
         "kv_cache_max_concurrency": tokens / config.window,
-        "sliding_window": config.sliding_window,
+        "sliding_window": config.window_tokens,
         "hash_block_size": None,
         "cache_hit_alignment_tokens": None,
         "cache_dtype": "auto",
         "gpu_memory_utilization": 0.9,
     }
+    if config.release >= ALIGN_BY_ITSELF:
+        values["prefix_cache_retention_interval"] = config.retention_interval
     return {name: str(value) for name, value in values.items()}
 
 
@@ -75,6 +81,19 @@ def _counters(worker: SimWorker) -> Iterable[tuple[str, str, float]]:
     yield "vllm:prompt_tokens_cached", "Prompt tokens taken from the cache.", totals.hits
     yield "vllm:generation_tokens", "Tokens generated.", totals.generation_tokens
     yield "vllm:num_preemptions", "Requests put back.", 0
+
+
+def _forms(lines: list[str], cache: HybridCache) -> None:
+    """What no engine tells: of each form what is there, what was evicted, and which hits it spoilt."""
+    stores = cache.stores
+    for name, kind, text, values in (
+        ("sim:cache_objects", "gauge", "Objects in the cache.", {form: len(store) for form, store in stores.items()}),
+        ("sim:evictions", "counter", "Objects evicted.", {form: store.evicted for form, store in stores.items()}),
+        ("sim:fallbacks", "counter", "Hits promised that could not be read.", cache.fallbacks),
+        ("sim:limited", "counter", "Hits that ended before what was shared.", cache.limited),
+    ):
+        samples: list[Sample] = [({"form": form.value}, float(values.get(form, 0))) for form in stores]
+        _family(lines, name, kind, text, samples)
 
 
 def _lengths(lines: list[str], worker: SimWorker, labels: Mapping[str, str]) -> None:

@@ -59,6 +59,7 @@ def table(config: SimConfig) -> Table:
         "/sim/state": _get(simroutes.state),
         "/sim/reset": _post(simroutes.reset, json=False),
         "/sim/refuse": _post(simroutes.refuse, json=False),
+        "/sim/cache-faults": _post(simroutes.cache_faults, json=False),
         "/sim/restart": _post(simroutes.restart, json=False),
         "/sim/faults": {method: Route(simroutes.faults) for method in ("GET", "POST", "DELETE")},
     }

@@ -8,6 +8,7 @@ import msgspec
 
 from loadtest.simworker.exchange import Exchange
 from loadtest.simworker.faults import parse_rules
+from loadtest.simworker.hybrid import HybridCache
 
 if TYPE_CHECKING:
     from loadtest.simworker.worker import SimWorker
@@ -48,6 +49,16 @@ def faults(worker: SimWorker, exchange: Exchange) -> None:
     else:
         worker.faults.add(*parse_rules(exchange.request.body))
     exchange.reply_json({"rules": len(worker.faults.rules)})
+
+
+def cache_faults(worker: SimWorker, exchange: Exchange) -> None:
+    """Let the next `times` hits meet a fault of this `kind` between being promised and being read."""
+    cache = worker.engine.cache
+    if not isinstance(cache, HybridCache):
+        raise ValueError("only a cache of several forms has faults")
+    times = msgspec.convert(exchange.request.parameter("times") or "1", type=int, strict=False)
+    cache.inject(exchange.request.parameter("kind") or "", times)
+    exchange.reply_json({"ok": True})
 
 
 def refuse(worker: SimWorker, exchange: Exchange) -> None:

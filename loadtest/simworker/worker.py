@@ -22,11 +22,13 @@ from loadtest.simworker.engine import Engine, Rates
 from loadtest.simworker.exchange import Exchange
 from loadtest.simworker.faults import Action, FaultTable, Stage, parse_action
 from loadtest.simworker.http import JSON, Request
+from loadtest.simworker.hybrid import HybridCache
 from loadtest.simworker.jobs import Jobs
 from loadtest.simworker.pooling import Vocabulary
 from loadtest.simworker.records import Record, RecordRing
 from loadtest.simworker.render import GenerateBody
 from loadtest.simworker.responses import ResponseStore
+from loadtest.simworker.shape import shape_of
 from loadtest.simworker.tokens import Prompt, Tokenizer
 from loadtest.simworker.watch import Watch
 
@@ -45,7 +47,7 @@ class SimWorker:
         self.watch = Watch()
         self.requests = RecordRing(self.config.max_records, self.config.max_record_bytes)
         self.routes = routes.table(self.config)
-        self.tokenizer = Tokenizer(self.config.block_size)
+        self.tokenizer = Tokenizer(self.config.unit)
         self.responses = ResponseStore()
         self.vocabulary = Vocabulary()
         self.keep_alive_seconds = self.config.keep_alive_seconds
@@ -143,7 +145,7 @@ class SimWorker:
         rates = Rates(
             config.prefill_tokens_per_second, config.decode_seconds_per_token, config.time_scale, config.max_num_seqs
         )
-        self.engine = Engine(_make_cache(config), rates, caching=config.enable_prefix_caching)
+        self.engine = Engine(_make_cache(config), rates, caching=config.caching)
         self.driver = Driver(self.engine, self._loop, self.watch.notify)
         self.jobs = Jobs(self, self.driver)
         self.started_at = time.time()
@@ -318,7 +320,9 @@ class SimWorker:
 
 def _make_cache(config: SimConfig) -> PrefixCache:
     """The cache this configuration asks for."""
-    return BlockCache(config.block_size, config.num_gpu_blocks, enabled=config.enable_prefix_caching)
+    if config.cache == "attention":
+        return BlockCache(config.block_size, config.num_gpu_blocks, enabled=config.caching)
+    return HybridCache(shape_of(config), enabled=config.caching)
 
 
 def _action_of(scripted: str) -> Action:
