@@ -75,7 +75,7 @@ class Ask:
     """The request as a policy sees it.
 
     `key` is the hash that all requests with this beginning share; `draw` two numbers in [0, 1); `turn` a counter;
-    `bypass` is set for requests that have no prefix to look for.
+    `bypass` is set for requests that have no prefix to look for, `cut_off` while other replicas can't be heard.
     """
 
     blocks: int
@@ -84,6 +84,7 @@ class Ask:
     draw: tuple[float, float] = (0.0, 0.0)
     turn: int = 0
     bypass: bool = False
+    cut_off: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +137,8 @@ def choose_slack(candidates: Sequence[C], matches: Matches, ask: Ask, table: Sla
         other = busy if busy is not None and _outranks(busy, busy_match, chosen, match, ask.key) else None
     else:
         chosen = _freest(candidates, least, ask.key)
+        if ask.cut_off and busy is None:
+            chosen = _home(candidates, least + slack, ask.key) or chosen
         match = matches.get(chosen.id, NO_MATCH)
         reason = Reason.SPILL if busy is not None else _reason_without_match(candidates, matches, ask)
         other = busy
@@ -200,6 +203,12 @@ def _freest(candidates: Sequence[C], least: int, key: int) -> C:
     if len(ties) == 1:
         return ties[0]
     return max(ties, key=lambda candidate: rendezvous(candidate.id, key))
+
+
+def _home(candidates: Sequence[C], most: int, key: int) -> C | None:
+    """Where all replicas put this beginning if they know nothing of each other, unless it is too busy."""
+    home = max(candidates, key=lambda candidate: rendezvous(candidate.id, key))
+    return home if home.load <= most else None
 
 
 def _reason_without_match(candidates: Sequence[C], matches: Matches, ask: Ask) -> Reason:

@@ -115,6 +115,8 @@ class Selector:
         self.index = index
         self.ratios = ratios
         self.owned_hooks: list[Callable[[Delta], None]] = []
+        # Whether the other replicas, which may hold what this one does not know of, can't be heard.
+        self.cut_off: Callable[[], bool] = lambda: False
         self._settings = settings
         self._draw = draw
         self._secret = settings.affinity.hash_secret.get_secret_value().encode()
@@ -197,7 +199,8 @@ class Selector:
         steering = matches if inquiry.settings.reuse == "on" and not short else {}
         bypass = inquiry.prompt.form not in WITH_PREFIX or inquiry.settings.reuse == "off"
         draw = (self._draw(), self._draw()) if self._settings.policy.name == "power_of_two" else (0.0, 0.0)
-        ask = Ask(0 if short else len(inquiry.hashes), inquiry.tokens, inquiry.key, draw, self._turn, bypass)
+        blocks = 0 if short else len(inquiry.hashes)
+        ask = Ask(blocks, inquiry.tokens, inquiry.key, draw, self._turn, bypass, self.cut_off())
         decision = self._policy(free, steering, ask, self._table)
         if steering and len(free) < len(candidates) and decision.reason in _WITHOUT_MATCH:
             full = [worker for worker in candidates if worker not in free and worker.id in steering]
