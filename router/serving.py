@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import resource
 import signal
@@ -17,6 +18,7 @@ from router.settings import Settings
 
 log = logging.getLogger("router")
 FIRST_LOOK_SECONDS = 2.0
+BACKLOG = 2048
 
 
 class RouterServer(uvicorn.Server):
@@ -43,6 +45,19 @@ class RouterServer(uvicorn.Server):
             for server in self.servers:
                 for listener in server.sockets:
                     print(f"listening http://{_shown(listener.getsockname())}", flush=True)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's, but connections in line at the door are let in before it closes, or they would be reset."""
+        in_line = [connection for listener in sockets or [] for connection in _accept_all(listener)]
+        entering = [asyncio.create_task(self._let_in(connection)) for connection in in_line]
+        await super().shutdown(sockets)
+        await asyncio.gather(*entering, return_exceptions=True)
+
+    async def _let_in(self, connection: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        await loop.connect_accepted_socket(
+            lambda: self._router.protocol(self.config, self.server_state, self.lifespan.state, loop), connection
+        )
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """First signal: drain. Second: end at once."""
@@ -123,6 +138,16 @@ def _bind(settings: Settings, *, reuse_port: bool) -> socket.socket | None:
         return None
     listener.set_inheritable(True)
     return listener
+
+
+def _accept_all(listener: socket.socket) -> list[socket.socket]:
+    """The connections that nobody has accepted yet."""
+    accepted: list[socket.socket] = []
+    listener.setblocking(False)
+    with contextlib.suppress(OSError):
+        while len(accepted) < BACKLOG:
+            accepted.append(listener.accept()[0])
+    return accepted
 
 
 def _warn_about_descriptors(settings: Settings) -> None:

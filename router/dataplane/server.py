@@ -84,6 +84,8 @@ class RouterProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.open_connections.add(self)
+        if self.draining:
+            self.shutdown()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.open_connections.discard(self)

@@ -191,6 +191,15 @@ class Rig:
                 if self.explain(body, via=url).get("matched_blocks"):
                     break
 
+    def acquainted(self) -> None:
+        """Wait until each replica hears of all others: what is said before that may be lost."""
+        if self.redis is None:
+            return
+        for router in self.routers:
+            for _ in until(15, "the replicas to hear of each other"):
+                if total(router.metrics(), "router_sync_peers") >= len(self.routers) - 1:
+                    break
+
     def control(self, path: str, body: Json | None = None, *, via: str | None = None) -> Any:
         """The JSON answer of a control route, as the admin sees it: GET, or POST where there is a body."""
         url = (via or self.routers[0].url) + path
@@ -344,6 +353,7 @@ class RigBuilder:
             front = self._stack.enter_context(NginxProcess(place, [router.port for router in routers]))
         client = httpx.Client(trust_env=False, verify=False, timeout=30, limits=httpx.Limits(max_connections=None))
         rig = Rig(self._directory, workers, routers, news, front, self._stack.enter_context(client))
+        rig.acquainted()
         rig.descriptors = {router.pid: open_descriptors(router.pid) for router in routers}
         return rig
 

@@ -173,4 +173,5 @@ def came_back(rig: Rig, router: RouterProcess) -> None:
     """Start a replica again at its address."""
     router.start()
     router.wait_ready(3)
+    rig.acquainted()
     rig.descriptors.pop(router.pid, None)
