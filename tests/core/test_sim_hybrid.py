@@ -333,6 +333,9 @@ class Requests(RuleBasedStateMachine):
         for store in self.cache.stores.values():
             assert len(store) + store.reserved <= store.capacity
             assert store.pinned + store.reserved <= store.capacity
+            # Only blocks stay pinned while a request runs: everything else was copied.
+            assert store.form is KV or not store.pinned
+            assert store.form in (KV, STATE) or not store.reserved
         assert 0 <= self.cache.usage <= 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import socket
 from pathlib import Path
@@ -15,6 +16,7 @@ from loadtest.simworker import SimConfig, SimWorker
 from router.doctor import main
 
 GOOD = SimConfig(enable_prompt_tokens_details=True, time_scale=0.0)
+HYBRID = dataclasses.replace(GOOD, cache="hybrid", block_size=1600, num_gpu_blocks=127)
 
 
 async def run(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, dict[str, Any]]:
@@ -99,15 +101,7 @@ async def test_an_unreachable_worker_makes_the_exit_code_2(capsys: pytest.Captur
 
 
 async def test_a_hybrid_whose_prompts_are_under_its_floor_is_told_so(capsys: pytest.CaptureFixture[str]) -> None:
-    config = SimConfig(
-        block_size=1600,
-        num_gpu_blocks=127,
-        mamba_cache_mode="align",
-        mamba_block_size=1600,
-        enable_prompt_tokens_details=True,
-        time_scale=0.0,
-    )
-    async with SimWorker(config) as worker, httpx.AsyncClient(trust_env=False) as client:
+    async with SimWorker(HYBRID) as worker, httpx.AsyncClient(trust_env=False) as client:
         for number in range(4):
             body = {"prompt": f"chat {number} " * 400, "max_tokens": 1}
             (await client.post(f"{worker.url}/v1/completions", json=body)).raise_for_status()
@@ -117,6 +111,26 @@ async def test_a_hybrid_whose_prompts_are_under_its_floor_is_told_so(capsys: pyt
     assert "below_block_floor" in found
     assert one["under_floor"] == {"prompts": 4, "share_least": 1.0, "share_most": 1.0}
     assert one["probe"]["verdict"] == "hit"  # its prompts are longer
+
+
+async def test_a_hybrid_of_an_older_release_is_told_both_arguments_then_the_match_unit_then_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before = dataclasses.replace(HYBRID, version="0.20.1", held_back_units=1)
+    async with SimWorker(before) as worker:
+        code, found, one = await examined(capsys, worker)
+    assert (code, one["probe"]["verdict"]) == (1, "flat")
+    assert found["cache_disabled"] == "--enable-prefix-caching --mamba-cache-mode align"
+    aligned = dataclasses.replace(before, mamba_cache_mode="align")
+    async with SimWorker(aligned) as worker:
+        code, found, one = await examined(capsys, worker)
+    assert (code, one["probe"]["verdict"]) == (1, "hit")
+    assert found["coarse_block"] == "--prefix-match-unit 32"
+    assert one["cache"]["floor_tokens"] == 3_200
+    async with SimWorker(dataclasses.replace(aligned, prefix_match_unit=32)) as worker:
+        code, found, one = await examined(capsys, worker)
+    assert (code, one["probe"]["verdict"]) == (0, "hit")
+    assert one["cache"]["hit_unit"] == 32
 
 
 async def test_a_server_without_health_and_metrics_is_looked_at_all_the_same(
@@ -130,8 +144,7 @@ async def test_a_server_without_health_and_metrics_is_looked_at_all_the_same(
 
 
 async def test_a_probe_over_its_budget_is_not_begun(capsys: pytest.CaptureFixture[str]) -> None:
-    config = SimConfig(block_size=1600, num_gpu_blocks=127, mamba_cache_mode="align", mamba_block_size=1600)
-    async with SimWorker(config) as worker:
+    async with SimWorker(HYBRID) as worker:
         _, found, one = await examined(capsys, worker, "--probe-tokens", "5000")
         assert not worker.calls
     assert "no_probe" in found
