@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from router.replay.rules import News, Open, Setting
@@ -10,7 +11,7 @@ from router.replay.worker import Job
 NOTHING: Sequence[tuple[Job, bool]] = ()
 
 
-class Counted:
+class Counted(ABC):
     """One replica's tallies, own requests and others'; a rule says only how to `choose`, and what a use teaches it.
 
     `load`: requests in flight; `waiting`: those before their first byte; `prefill`: tokens that those have to compute
@@ -29,48 +30,42 @@ class Counted:
         self.uncached = [0] * count
         self._open: list[dict[int, tuple[Job, bool]]] = [{} for _ in self.all]
 
+    @abstractmethod
     def choose(self, job: Job, now: float) -> int:
         """The worker for a request; sets what the rule believes it to compute there."""
-        raise NotImplementedError
-
-    def used(self, job: Job, worker: int, now: float) -> None:
-        """A request was sent to a worker, by whichever replica."""
-
-    def over(self, job: Job, worker: int) -> None:
-        """A request is over."""
 
     def place(self, job: Job, now: float) -> int:
         job.believed = job.estimate
         worker = self.choose(job, now)
-        self._start(job, worker, now)
+        self.start(job, worker, now)
         return worker
 
     def answered(self, job: Job, now: float) -> object:
-        self._answer(job, job.worker)
+        self.answer(job, job.worker)
         return None
 
     def ended(self, job: Job, now: float) -> None:
-        self._end(job, job.worker)
+        self.end(job, job.worker)
 
     def hear(self, news: News, now: float) -> None:
         job = news.job
         if news.event == "started":
-            self._start(job, job.worker, now)
+            self.start(job, job.worker, now)
         elif news.event == "answered":
-            self._answer(job, job.worker)
+            self.answer(job, job.worker)
         else:
-            self._end(job, job.worker)
+            self.end(job, job.worker)
 
     def hear_open(self, replica: int, open_: Open, now: float) -> None:
         for worker in self.all:
             told = {job.number: (job, heard) for job, heard in open_.get(worker, NOTHING)}
             for job, _ in list(self._open[worker].values()):
                 if job.replica == replica and job.number not in told:
-                    self._end(job, worker)
+                    self.end(job, worker)
             for job, heard in told.values():
-                self._start(job, worker, now)
+                self.start(job, worker, now)
                 if heard:
-                    self._answer(job, worker)
+                    self.answer(job, worker)
 
     def least(self, values: Sequence[float], among: Sequence[int] | None = None) -> int:
         """One of the workers with the smallest value, at random."""
@@ -78,30 +73,34 @@ class Counted:
         smallest = min(values[number] for number in numbers)
         return self.rng.choice([number for number in numbers if values[number] == smallest])
 
-    def _start(self, job: Job, worker: int, now: float) -> None:
+    def start(self, job: Job, worker: int, now: float) -> bool:
+        """A request was sent to a worker, by whichever replica; False if that was known."""
         if job.number in self._open[worker]:
-            return
+            return False
         self._open[worker][job.number] = (job, False)
         self.load[worker] += 1
         self.waiting[worker] += 1
         self.prefill[worker] += job.believed
         self.prompts[worker] += job.estimate
         self.uncached[worker] += job.believed
-        self.used(job, worker, now)
+        return True
 
-    def _answer(self, job: Job, worker: int) -> None:
-        entry = self._open[worker].get(job.number)
-        if entry is not None and not entry[1]:
-            self._open[worker][job.number] = (job, True)
-            self.waiting[worker] -= 1
-            self.prefill[worker] -= job.believed
+    def answer(self, job: Job, worker: int) -> bool:
+        """It had its first byte; False if that was known, or the request was not."""
+        if self._open[worker].get(job.number) != (job, False):
+            return False
+        self._open[worker][job.number] = (job, True)
+        self.waiting[worker] -= 1
+        self.prefill[worker] -= job.believed
+        return True
 
-    def _end(self, job: Job, worker: int) -> None:
+    def end(self, job: Job, worker: int) -> bool:
+        """It is over; False if the request was not known."""
         if job.number not in self._open[worker]:
-            return
-        self._answer(job, worker)
+            return False
+        self.answer(job, worker)
         del self._open[worker][job.number]
         self.load[worker] -= 1
         self.prompts[worker] -= job.estimate
         self.uncached[worker] -= job.believed
-        self.over(job, worker)
+        return True

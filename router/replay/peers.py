@@ -36,9 +36,12 @@ class Routed(Counted):
         keys = self.keys(job)
         return [index.depth(keys) for index in self.index]
 
-    def used(self, job: Job, worker: int, now: float) -> None:
-        keys = self.keys(job)
-        self.index[worker].use(keys, [ID_TOKENS] * len(keys), now)
+    def start(self, job: Job, worker: int, now: float) -> bool:
+        new = super().start(job, worker, now)
+        if new:
+            keys = self.keys(job)
+            self.index[worker].use(keys, [ID_TOKENS] * len(keys), now)
+        return new
 
 
 class SglangCacheAware(Routed):
@@ -224,15 +227,21 @@ class DynamoCost(Counted):
         job.believed = max(0, job.estimate - overlaps[chosen] * ID_TOKENS)
         return chosen
 
-    def used(self, job: Job, worker: int, now: float) -> None:
-        self._active[worker].update(job.request.ids)
+    def start(self, job: Job, worker: int, now: float) -> bool:
+        new = super().start(job, worker, now)
+        if new:
+            self._active[worker].update(job.request.ids)
+        return new
 
-    def over(self, job: Job, worker: int) -> None:
-        active = self._active[worker]
-        for block in job.request.ids:
-            active[block] -= 1
-            if not active[block]:
-                del active[block]
+    def end(self, job: Job, worker: int) -> bool:
+        known = super().end(job, worker)
+        if known:
+            active = self._active[worker]
+            for block in job.request.ids:
+                active[block] -= 1
+                if not active[block]:
+                    del active[block]
+        return known
 
 
 class BoundedHashing(Counted):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 
 from router.cachemodel import Held, resumable
 from router.policy import rendezvous
@@ -26,7 +27,7 @@ class PerfectKnowledge(Counted):
 
     def choose(self, job: Job, now: float) -> int:
         request = job.request
-        whole = request.ids[: request.prompt_tokens // ID_TOKENS]
+        whole = _whole(job)
         standings = []
         depths = []
         for number, engine in enumerate(self.setting.fleet):
@@ -57,23 +58,30 @@ class PerfectKnowledge(Counted):
         job.believed = standings[chosen].uncached
         return chosen
 
-    def used(self, job: Job, worker: int, now: float) -> None:
-        whole = job.request.ids[: job.request.prompt_tokens // ID_TOKENS]
-        self._coming[worker].update(whole)
-        self._seen.update((block, now) for block in whole)
+    def start(self, job: Job, worker: int, now: float) -> bool:
+        new = super().start(job, worker, now)
+        if new:
+            self._coming[worker].update(_whole(job))
+            self._seen.update((block, now) for block in _whole(job))
+        return new
 
-    def _answer(self, job: Job, worker: int) -> None:
-        coming = self._coming[worker]
-        entry = self._open[worker].get(job.number)
-        if entry is not None and not entry[1]:
-            for block in job.request.ids[: job.request.prompt_tokens // ID_TOKENS]:
+    def answer(self, job: Job, worker: int) -> bool:
+        first = super().answer(job, worker)
+        if first:
+            coming = self._coming[worker]
+            for block in _whole(job):
                 coming[block] -= 1
                 if not coming[block]:
                     del coming[block]
-        super()._answer(job, worker)
+        return first
 
     def _hit(self, number: int, job: Job, depth: int) -> int:
         engine = self.setting.fleet[number]
         block = job.request.ids[depth - 1] if depth else 0
         held = Held(stored_tokens=engine.cache.length_at(block)) if block in engine.cache else None
         return resumable(self.setting.engine.profile, depth * ID_TOKENS, job.request.prompt_tokens, held).tokens
+
+
+def _whole(job: Job) -> Sequence[int]:
+    """The prompt's whole blocks, which a cache can hold."""
+    return job.request.ids[: job.request.prompt_tokens // ID_TOKENS]
