@@ -145,6 +145,10 @@ class SimProcess:
     def add_faults(self, *rules: Rule | dict[str, Any]) -> None:
         self._call("POST", "/sim/faults", msgspec.json.encode(rules))
 
+    def break_hits(self, kind: str, times: int = 1) -> None:
+        """Let the next hits of a cache of several forms meet a fault."""
+        self._call("POST", f"/sim/cache-faults?kind={kind}&times={times}")
+
     def clear_faults(self) -> None:
         self._call("DELETE", "/sim/faults")
 

@@ -14,6 +14,7 @@ from router.workers.discovery import MetricsFacts
 
 _LENGTHS = b"vllm:request_prompt_tokens_bucket"
 _MAX_BUCKETS = 10_000
+_ENGINE = re.compile(rb'[{,]engine="([^"]{1,64})"')
 _EXTERNAL = b"vllm:external_prefix_cache_queries_total"
 
 
@@ -82,6 +83,7 @@ class Facts:
     metrics: MetricsFacts = field(default_factory=MetricsFacts)
     profile: CacheProfile = field(default_factory=CacheProfile)
     lengths: Lengths | None = None
+    engines: int = 1  # data-parallel ranks behind the one address
     external_cache: bool = False  # a connector to a cache outside the GPU was asked for blocks
     probe: Probe | None = None
 
@@ -128,6 +130,13 @@ def read_lengths(page: bytes) -> Lengths | None:
     if not whole or whole[-1][0] != float("inf") or any(count < 0 for _, count in whole):
         return None
     return Lengths(whole[-1][1], tuple(whole[:-1]))
+
+
+def count_engines(page: bytes) -> int:
+    """Engines that report their load on one metrics page; 1 where none does."""
+    lines = [line for line in page.split(b"\n") if line.startswith(b"vllm:num_requests_running{")]
+    names = {match[1] for line in lines[:_MAX_BUCKETS] if (match := _ENGINE.search(line))}
+    return max(1, len(names))
 
 
 def asks_outside(page: bytes) -> bool:

@@ -107,6 +107,14 @@ def _health(facts: Facts, judgement: Judgement | None) -> Iterator[Finding]:
         yield Finding("asleep", Level.PROBLEM, text, "POST /wake_up")
 
 
+def _engines(facts: Facts, judgement: Judgement | None) -> Iterator[Finding]:
+    """vLLM's own balancing among ranks knows loads only (0.33, `get_core_engine_for_request`)."""
+    if facts.engines > 1:
+        text = f"{facts.engines} engines share its address, each with its own cache, and it picks one by load alone."
+        change = "Give each rank an address (--data-parallel-external-lb) and list them all, so that the router picks."
+        yield Finding("several_engines", Level.ADVICE, text, change)
+
+
 def _models(facts: Facts, judgement: Judgement | None) -> Iterator[Finding]:
     if facts.models or facts.models_status in _UNREADY:
         return
@@ -270,6 +278,8 @@ def _probe(facts: Facts, judgement: Judgement | None) -> Iterator[Finding]:
         # Weak evidence is no reason to stop a deployment.
         level = Level.NOTE if judgement.confidence is Confidence.WEAK else Level.PROBLEM
         why = "as its settings say" if off else "though the cache should have helped"
+        if facts.engines > 1 and not off:
+            why = "though another of its engines may have had it in its cache"
         change = None if off or facts.labels is not None else "Turn on its prefix cache."
         yield Finding("probe_flat", level, f"A repeated prompt cost what a new one cost, {why} ({how}).", change)
 
@@ -278,6 +288,7 @@ _RULES: tuple[Callable[[Facts, Judgement | None], Iterator[Finding]], ...] = (
     _key,
     _health,
     _models,
+    _engines,
     _metrics,
     _caching,
     _blocks,

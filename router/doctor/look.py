@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import msgspec
 
 from router.cachemodel import profile_from_labels
-from router.doctor.facts import Facts, asks_outside, read_lengths
+from router.doctor.facts import Facts, asks_outside, count_engines, read_lengths
 from router.workers.discovery import MAX_BYTES, MetricsFacts, parse_metrics, parse_models
 from router.workers.fetch import Answer, FetchError, Target
 
@@ -73,6 +73,7 @@ def _facts(subject: Subject, answers: dict[str, Answer]) -> Facts:
         metrics=metrics,
         profile=profile_from_labels(metrics.cache_labels or {}),
         lengths=read_lengths(page),
+        engines=count_engines(page),
         external_cache=asks_outside(page),
     )
 

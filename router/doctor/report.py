@@ -104,6 +104,7 @@ def _worker(one: Diagnosis) -> dict[str, object]:
         "models": list(facts.models),
         "window": facts.window,
         "hybrid": facts.hybrid,
+        "engines": facts.engines,
         "cache": {
             "known": known,
             "enabled": profile.enabled,

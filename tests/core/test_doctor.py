@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.cachemodel import profile_from_labels
-from router.doctor.facts import Facts, Lengths, Probe, Sent, read_lengths
+from router.doctor.facts import Facts, Lengths, Probe, Sent, asks_outside, count_engines, read_lengths
 from router.doctor.findings import Finding, Level, compare, diagnose, exit_code, turn_on
 from router.doctor.judge import PLAN, Confidence, Judgement, Verdict, judge
 from router.doctor.probing import size
@@ -75,6 +75,7 @@ DROPS = (4.67, 1.72, 1.61, 4.37, 1.47)
         (facts(HYBRID | {"prefix_match_unit": "48"}), "match_unit_idle", Level.PROBLEM, "divides"),
         (facts(HYBRID), "few_states", Level.NOTE, None),
         (facts(HYBRID), "last_state_only", Level.NOTE, "--prefix-cache-retention-interval"),
+        (facts(PLAIN, engines=4), "several_engines", Level.ADVICE, "--data-parallel-external-lb"),
         (facts(PLAIN), "traffic_unknown", Level.NOTE, None),
         (facts(PLAIN | {"kv_offloading_size": "4.0"}), "tiers", Level.NOTE, None),
     ],
@@ -222,6 +223,14 @@ def test_a_histogram_is_summed_over_engines() -> None:
     assert lengths == Lengths(12, ((1000.0, 6), (2000.0, 10)))
     assert lengths.below(1_601) == (6, 10)
     assert lengths.below(100_000) == (10, 12)
+
+
+def test_engines_and_outside_caches_are_read_from_the_page() -> None:
+    page = b'vllm:num_requests_running{model_name="m",engine="0"} 1.0\nvllm:num_requests_running{engine="1"} 0.0\n'
+    assert count_engines(page) == 2
+    assert count_engines(b"") == 1
+    assert asks_outside(b'vllm:external_prefix_cache_queries_total{engine="0"} 7.0')
+    assert not asks_outside(b'vllm:external_prefix_cache_queries_total{engine="0"} 0.0\n')
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadtest.simworker import SimConfig, SimWorker
+from loadtest.simworker import SimConfig, SimProcess, SimWorker
 from loadtest.simworker.config import parse, to_arguments
 from loadtest.simworker.hybrid import HybridCache
 from loadtest.simworker.metrics import cache_labels
@@ -154,3 +154,17 @@ def test_every_cache_setting_has_its_place_on_the_command_line() -> None:
         load_tokens_per_second=9.0,
     )
     assert parse(to_arguments(config)) == config
+
+
+def test_a_worker_process_takes_its_cache_and_its_faults() -> None:
+    with SimProcess(HYBRID) as worker, httpx.Client(base_url=worker.url, trust_env=False) as client:
+
+        def cached() -> int:
+            answer = client.post("/v1/completions", json={"prompt": words(400), "max_tokens": 1}).json()
+            tokens: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+            return tokens
+
+        assert [cached(), cached()] == [0, 320]
+        worker.break_hits("eviction_interrupted")
+        assert [cached(), cached()] == [0, 320]
+        assert 'sim:fallbacks_total{form="recurrent_state"} 1.0' in client.get("/metrics").text
