@@ -53,7 +53,8 @@ def rig(deployment: Rig) -> Iterator[Rig]:
 def test_p78_turns_through_alternating_replicas_stay_on_their_worker(rig: Rig) -> None:
     kept = followed = 0
     for number in range(8):
-        messages: list[Json] = [{"role": "user", "content": text_of(f"conversation {number}", 3_000)}]
+        # Long enough to be worth a request more in flight: the news that the last one has ended may be late.
+        messages: list[Json] = [{"role": "user", "content": text_of(f"conversation {number}", 9_000)}]
         worker = None
         for turn in range(4):
             replica = rig.routers[turn % 2].url
