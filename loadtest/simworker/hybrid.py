@@ -210,7 +210,9 @@ class HybridCache:
             return Form.RECURRENT_STATE
         if landing % self._ratio and (self._tail is None or key not in self._tail):
             return Form.UNCOMPRESSED_TAIL
-        if self._window is not None and any(unit not in self._window for unit in self._windowed(hashes, landing)):
+        window = self._window
+        # The last one first: it alone settles nearly every boundary that is no mark.
+        if window is not None and (key not in window or any(u not in window for u in self._windowed(hashes, landing))):
             return Form.SWA_WINDOW
         return None
 

@@ -29,6 +29,8 @@ class HybridShape:
             raise ValueError(f"the retention interval must be a multiple of the block: {self.retention}")
         if Form.COMPRESSED_KV not in self.capacity:
             raise ValueError("a cache has blocks")
+        if Form.SWA_WINDOW in self.capacity and self.window < 2:
+            raise ValueError(f"a sliding window must be of two tokens or more: {self.window}")
 
 
 def shape_of(config: SimConfig) -> HybridShape:

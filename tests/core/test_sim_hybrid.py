@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from loadtest.simworker.config import SimConfig
+from loadtest.simworker.engine import Engine, Rates, Sequence
 from loadtest.simworker.hybrid import FAULTS, HybridCache, HybridHold
 from loadtest.simworker.shape import HybridShape, shape_of
 from loadtest.simworker.stores import Form, Store
@@ -155,6 +157,21 @@ def test_blocks_the_gpu_has_no_room_for_come_back_from_disk_and_cost_a_wait() ->
     assert hold.cached_tokens == 24
     assert hold.load_seconds == pytest.approx(0.24)
     assert cache.loaded_blocks == 3
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"unit": 3},
+        {"retention": 12},
+        {"capacity": {TAIL: 1}},
+        {"capacity": {KV: 1, WINDOW: 1}, "window": 1},
+        {"capacity": {KV: 0}},
+    ],
+)
+def test_a_shape_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"must|has blocks|needs room"):
+        HybridCache(HybridShape(**{"block": BLOCK, "unit": UNIT, "capacity": ROOMY, **wrong}))
 
 
 def test_switched_off_it_keeps_nothing() -> None:
@@ -341,6 +358,32 @@ class Requests(RuleBasedStateMachine):
 
 Requests.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 TestRequests = Requests.TestCase
+
+
+@given(SHAPES, st.integers(1, 4), st.lists(st.tuples(IDS, st.integers(0, 6), st.integers(0, 9)), max_size=25))
+@settings(max_examples=60, deadline=None)
+def test_every_request_ends_and_nothing_stays_pinned(
+    shape: HybridShape, seqs: int, requests: list[tuple[list[int], int, int]]
+) -> None:
+    """Any shape, however little room it has for a form; some requests are aborted, some hits are broken."""
+    cache = HybridCache(shape)
+    engine = Engine(cache, Rates(100.0, 0.05, 1.0, seqs))
+    begun: list[Sequence] = []
+    for at, (ids, output, chance) in enumerate(requests):
+        asked = prompt(ids, shape.unit)
+        after = prompt([*ids, *[1] * output], shape.unit).hashes
+        begun.append(Sequence(asked, output, lambda after=after: after))  # type: ignore[misc]
+        engine.submit(begun[-1], at * 0.1)
+        if chance == 0:
+            engine.abort(begun[at // 2], at * 0.1)
+        if chance == 1:
+            cache.inject("eviction_interrupted")
+    while (due := engine.next_time()) is not None:
+        engine.advance(due)
+    assert all(sequence.over for sequence in begun)
+    assert all(sequence.cached_tokens < sequence.prompt.tokens for sequence in begun)
+    assert not any(store.pinned or store.reserved for store in cache.stores.values())
+    assert cache.clear()
 
 
 # -- one store -------------------------------------------------------------------------------------------------
