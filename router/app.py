@@ -13,6 +13,7 @@ from router.affinity import AffinityMap
 from router.calibration import TokenRatios
 from router.control.app import ControlContext, create_control
 from router.dataplane.admission import Admission
+from router.dataplane.decision_log import DecisionLog
 from router.dataplane.dispatch import Dispatcher
 from router.dataplane.entry import Entry
 from router.dataplane.pools import Pools
@@ -50,6 +51,7 @@ class Router:
         self.index = AffinityMap(affinity.max_blocks, affinity.ttl_seconds, affinity.tentative_seconds)
         self.ratios = TokenRatios()
         self.ring = DecisionRing(settings.limits.decisions)
+        self.decision_log = DecisionLog()
         self.selector = Selector(settings, self.registry, self.index, self.ratios, random.random)
         self.admission = Admission(self.registry, settings.limits.queue_per_worker, settings.timeouts.queue)
         worker_key = settings.auth.worker_api_key
@@ -66,6 +68,7 @@ class Router:
             relay,
             self.metrics,
             self.ring,
+            self.decision_log,
             clock=clock,
             draw=random.random,
             poke=self.prober.poke,
@@ -121,6 +124,7 @@ class Router:
         await self.sync.aclose()
         await self.prober.aclose()
         self.pools.close()
+        self.decision_log.flush()
 
     def _make_sync(self) -> Sync | NoSync:
         settings = self.settings

@@ -7,7 +7,6 @@ fails, then pass the bytes through as they come. Whatever happens, the lease end
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -15,6 +14,7 @@ from router import errors
 from router.dataplane.admission import Admission
 from router.dataplane.attempts import RULES, SPARE_SECONDS, Outcome, RetryBudget, outcome_of_error, outcome_of_status
 from router.dataplane.client import Client
+from router.dataplane.decision_log import DecisionLog
 from router.dataplane.headers import first, upstream_head
 from router.dataplane.pools import Pools
 from router.dataplane.relay import Kept, Relay
@@ -28,8 +28,6 @@ from router.workers import passive
 from router.workers.health import State
 from router.workers.registry import Registry, Worker
 from router.workers.selection import Inquiry, Placement, Selector
-
-log = logging.getLogger("router.decisions")
 
 
 @dataclass(slots=True, eq=False)
@@ -68,6 +66,7 @@ class Dispatcher:
         relay: Relay,
         metrics: Metrics,
         ring: DecisionRing,
+        log: DecisionLog,
         *,
         clock: Callable[[], float],
         draw: Callable[[], float],
@@ -80,6 +79,7 @@ class Dispatcher:
         self._relay = relay
         self._metrics = metrics
         self._ring = ring
+        self._log = log
         self._clock = clock
         self._draw = draw
         self._poke = poke
@@ -179,7 +179,7 @@ class Dispatcher:
             job.client.request_id,
             target.authorization,
         )
-        task = asyncio.current_task()
+        task = job.client.task
         assert task is not None
         waiting = self._waiting.setdefault(worker.id, {})
         waiting[job] = task
@@ -247,8 +247,7 @@ class Dispatcher:
         metrics.blocks_matched.inc((), record.matched_blocks)
         if not job.tried:
             metrics.decision_seconds.observe(now - job.began)
-        if log.isEnabledFor(logging.INFO):
-            log.info(record.line())
+        self._log.add(record)
 
     def _finish(self, job: Job) -> None:
         total = self._clock() - job.began

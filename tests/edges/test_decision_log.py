@@ -1,0 +1,100 @@
+"""Decision lines reach the log in its own form, in batches, and a full disk costs nothing but lines."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import logging
+import re
+from collections.abc import Iterator
+from typing import TextIO
+
+import pytest
+
+from router.dataplane.decision_log import FLUSH_SECONDS, MAX_BATCH, NAME, DecisionLog
+from router.decisions import DecisionRecord
+
+LINE = re.compile(
+    r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} INFO router\.decisions: "
+    r"\[PREFIX\] hit: 905487f1 keeps 64/64 blocks \(slots=0 min=0 slack=3, ~12952 tokens\)\n"
+)
+
+
+def record() -> DecisionRecord:
+    return DecisionRecord(
+        "r1", 1.0, "/v1/completions", "m", "905487f1", "hit", 64, 64, 12_800, 12_952, 0, 0, 3, None, attempt=1
+    )
+
+
+@pytest.fixture
+def stream() -> Iterator[io.StringIO]:
+    """The root logger writes here, at level info."""
+    written = io.StringIO()
+    with root_handler(written):
+        yield written
+
+
+class root_handler:  # noqa: N801
+    """The root logger with one handler, for a while."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._root = logging.getLogger()
+        self._mine = logging.StreamHandler(stream)
+        self._before = (self._root.handlers[:], self._root.level)
+
+    def __enter__(self) -> None:
+        self._root.handlers[:] = [self._mine]
+        self._root.setLevel(logging.INFO)
+
+    def __exit__(self, *_: object) -> None:
+        self._root.handlers[:], level = self._before
+        self._root.setLevel(level)
+
+
+async def test_a_line_is_written_a_moment_later(stream: io.StringIO) -> None:
+    log = DecisionLog()
+    log.add(record())
+    assert stream.getvalue() == ""
+    await asyncio.sleep(2 * FLUSH_SECONDS)
+    assert LINE.fullmatch(stream.getvalue())
+
+
+async def test_a_full_batch_and_the_end_are_written_at_once(stream: io.StringIO) -> None:
+    log = DecisionLog()
+    for _ in range(MAX_BATCH):
+        log.add(record())
+    assert stream.getvalue().count("\n") == MAX_BATCH
+    log.add(record())
+    log.flush()
+    assert stream.getvalue().count("\n") == MAX_BATCH + 1
+
+
+async def test_above_level_info_nothing_is_kept_or_written(stream: io.StringIO) -> None:
+    logging.getLogger(NAME).setLevel(logging.WARNING)
+    try:
+        log = DecisionLog()
+        log.add(record())
+        log.flush()
+    finally:
+        logging.getLogger(NAME).setLevel(logging.NOTSET)
+    assert stream.getvalue() == ""
+
+
+class FullDisk(io.StringIO):
+    """A file whose writes reach the disk, which is full."""
+
+    tried = 0
+
+    def flush(self) -> None:
+        self.tried += 1
+        raise OSError(28, "No space left on device")
+
+
+async def test_a_full_disk_fails_nobody() -> None:
+    full = FullDisk()
+    with root_handler(full):
+        log = DecisionLog()
+        for _ in range(2):
+            log.add(record())
+            log.flush()
+    assert full.tried == 2
