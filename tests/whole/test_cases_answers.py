@@ -10,21 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from loadtest.fleet import until
-from tests.whole.rig import (
-    ADMIN_KEY,
-    CANARY,
-    CHAT,
-    Json,
-    Rig,
-    building,
-    chat_body,
-    check_descriptors,
-    check_invariants,
-    check_log,
-    group,
-    text_of,
-    together,
-)
+from tests.whole.invariants import check_descriptors, check_invariants, check_log
+from tests.whole.rig import ADMIN_KEY, CANARY, CHAT, Json, Rig, building, chat_body, group, text_of, together
 
 CLIENT_KEY = "canary-of-a-client"
 KIB = 1024

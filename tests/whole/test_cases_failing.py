@@ -10,17 +10,8 @@ import pytest
 from loadtest.fleet import until
 from loadtest.simworker import SimProcess
 from router.workers.registry import worker_id
-from tests.whole.rig import (
-    CHAT,
-    Rig,
-    building,
-    chat_body,
-    check_descriptors,
-    check_invariants,
-    group,
-    text_of,
-    together,
-)
+from tests.whole.invariants import check_descriptors, check_invariants
+from tests.whole.rig import CHAT, Rig, building, chat_body, group, text_of, together
 
 FIRST_BYTE = 3.5
 IDLE = 1.2

@@ -13,19 +13,8 @@ import pytest
 
 from loadtest.fleet import RouterProcess, until
 from loadtest.simworker import Record, SimProcess
-from tests.whole.rig import (
-    QUICK,
-    Call,
-    Json,
-    Rig,
-    building,
-    chat_body,
-    check_descriptors,
-    check_invariants,
-    group,
-    text_of,
-    total,
-)
+from tests.whole.invariants import check_descriptors, check_invariants
+from tests.whole.rig import QUICK, Call, Json, Rig, building, chat_body, group, text_of, total
 
 SILENT: Json = {"kind": "stall", "seconds": 30}
 SILENT_MIDSTREAM: Json = {"kind": "stall", "unit": "event", "after": 3, "seconds": 30}

@@ -11,20 +11,8 @@ from pathlib import Path
 import pytest
 
 from loadtest.fleet import RouterProcess, until
-from tests.whole.rig import (
-    CHAT,
-    QUICK,
-    Json,
-    Rig,
-    building,
-    chat_body,
-    check_descriptors,
-    check_invariants,
-    group,
-    text_of,
-    together,
-    total,
-)
+from tests.whole.invariants import check_descriptors, check_invariants
+from tests.whole.rig import CHAT, QUICK, Json, Rig, building, chat_body, group, text_of, together, total
 
 pytestmark = [pytest.mark.redis, pytest.mark.nginx]
 SECRET = "canary-of-the-hash-secret"

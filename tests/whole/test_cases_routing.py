@@ -12,18 +12,8 @@ import pytest
 
 from loadtest.fleet import until
 from router.workers.registry import worker_id
-from tests.whole.rig import (
-    CHAT,
-    Json,
-    Rig,
-    building,
-    chat_body,
-    check_descriptors,
-    check_invariants,
-    group,
-    text_of,
-    together,
-)
+from tests.whole.invariants import check_descriptors, check_invariants
+from tests.whole.rig import CHAT, Json, Rig, building, chat_body, group, text_of, together
 
 
 @pytest.fixture(scope="module")

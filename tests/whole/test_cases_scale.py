@@ -19,21 +19,8 @@ from router.settings import Settings
 from router.workers.health import Event
 from router.workers.registry import Facts, Model, Registry
 from router.workers.selection import Selector
-from tests.whole.rig import (
-    CHAT,
-    QUICK,
-    Call,
-    Lane,
-    Rig,
-    building,
-    chat_body,
-    check_descriptors,
-    check_invariants,
-    group,
-    text_of,
-    together,
-    total,
-)
+from tests.whole.invariants import check_descriptors, check_invariants
+from tests.whole.rig import CHAT, QUICK, Call, Lane, Rig, building, chat_body, group, text_of, together, total
 
 
 @pytest.fixture(scope="module")

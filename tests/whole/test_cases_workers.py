@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from loadtest.fleet import ROOT, RouterProcess, free_port, until
-from tests.whole.rig import CHAT, QUICK, Rig, building, chat_body, check_descriptors, check_invariants, group, text_of
+from tests.whole.invariants import check_descriptors, check_invariants
+from tests.whole.rig import CHAT, QUICK, Rig, building, chat_body, group, text_of
 
 WORKER_KEY = "canary-of-the-workers"
 HYBRID: dict[str, Any] = {"mamba_cache_mode": "align", "max_model_len": 65_536}

@@ -9,7 +9,8 @@ from typing import Any
 import openai
 import pytest
 
-from tests.whole.rig import CANARY, Json, Rig, building, check_descriptors, check_invariants, group, text_of
+from tests.whole.invariants import check_descriptors, check_invariants
+from tests.whole.rig import CANARY, Json, Rig, building, group, text_of
 
 pytestmark = [pytest.mark.redis, pytest.mark.nginx]
 FAULT = "x-sim-fault"
