@@ -105,6 +105,7 @@ def test_the_dashboard_has_its_rows_and_its_panels_do_not_overlap() -> None:
         "Latency",
         "Workers",
         "Replicas",
+        "News between replicas",
     ]
     ids = [panel["id"] for panel in PANELS]
     assert len(set(ids)) == len(ids)
