@@ -185,11 +185,13 @@ class Client:
         for name, value in headers:
             parts += (name, b": ", value, b"\r\n")
         parts += (b"x-request-id: ", self.request_id, b"\r\n")
-        if length is not None:
+        if status in (204, 304):
+            pass  # neither has a body, whatever its worker says
+        elif length is not None:
             parts.append(b"content-length: %d\r\n" % length)
         elif self.version_10:
             self.keep_alive = False
-        elif status not in (204, 304):
+        else:
             self._chunked = True
             parts.append(b"transfer-encoding: chunked\r\n")
         if not self.keep_alive:

@@ -17,7 +17,7 @@ from router.dataplane.client import Client
 from router.dataplane.decision_log import DecisionLog
 from router.dataplane.headers import first, upstream_head
 from router.dataplane.pools import Pools
-from router.dataplane.relay import Kept, Relay
+from router.dataplane.relay import Kept, Relay, without_redirect
 from router.dataplane.upstream import UpstreamResponse
 from router.decisions import DecisionRecord, DecisionRing
 from router.metrics import Metrics
@@ -184,7 +184,7 @@ class Dispatcher:
         waiting = self._waiting.setdefault(worker.id, {})
         waiting[job] = task
         try:
-            return _without_redirect(await target.pool.request(head, job.body))
+            return without_redirect(await target.pool.request(head, job.body))
         except asyncio.CancelledError:
             if job.failed_over and not job.client.gone:
                 job.failed_over = False
@@ -268,11 +268,3 @@ class Dispatcher:
             if any(other is not worker for other in others) and self._budget.take(now):
                 job.failed_over = job.prepaid = True
                 task.cancel()
-
-
-def _without_redirect(response: UpstreamResponse) -> UpstreamResponse:
-    """The answer, unless it sends the client elsewhere: a client would follow to wherever the worker says."""
-    if 300 <= response.status < 400:
-        response.close()
-        raise errors.UpstreamProtocolError("The worker answered with a redirect.")
-    return response

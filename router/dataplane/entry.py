@@ -104,7 +104,7 @@ class Entry:
         if client.method != allowed:
             verb = allowed.decode()
             raise errors.MethodNotAllowed(f"Use {verb} on this route.", allow=verb)
-        if first(headers, b"content-encoding") not in (None, b"identity"):
+        if any(name == b"content-encoding" and value.lower() != b"identity" for name, value in headers):
             raise errors.UnsupportedMediaType("Compressed request bodies are not accepted.")
         declared = first(headers, b"content-length")
         if declared is not None and int(declared) > client.limit:

@@ -135,7 +135,7 @@ class Relay:
                         pending = False
                         self._answered(job, placement, response, tap)
         except errors.RouterError as error:
-            self._broken(job, placement, tap, error)
+            self._broken(job, placement, response, tap, error)
             return
         except asyncio.CancelledError:
             if client.gone:
@@ -144,7 +144,7 @@ class Relay:
                 self._complete(job, placement, response, tap)
                 return
             # The server's grace is over.
-            self._broken(job, placement, tap, errors.Draining("This replica is shutting down."))
+            self._broken(job, placement, response, tap, errors.Draining("This replica is shutting down."))
             return
         client.write(piece, more=False)
         self._complete(job, placement, response, tap)
@@ -178,9 +178,11 @@ class Relay:
             if len(self._homes) > MAX_RESPONSE_HOMES:
                 self._homes.popitem(last=False)
 
-    def _broken(self, job: Job, placement: Placement, tap: Tap | None, error: errors.RouterError) -> None:
+    def _broken(
+        self, job: Job, placement: Placement, response: UpstreamResponse, tap: Tap | None, error: errors.RouterError
+    ) -> None:
         self._metrics.upstream_errors.inc((placement.worker.id, "midstream"))
-        told = tap is not None and tap.events and tap.between_events
+        told = tap is not None and tap.events and tap.between_events and _may_be_added_to(response)
         if told:
             job.client.write(error_event(error), more=True)
         job.client.break_off(told=told)
@@ -225,3 +227,16 @@ class Relay:
         self._metrics.outcomes.inc((outcome,))
         if record is not None:
             record.outcome = outcome
+
+
+def _may_be_added_to(response: UpstreamResponse) -> bool:
+    """An event of the router's own must not pass for the rest of a declared length, or stand among coded bytes."""
+    return response.content_length is None and first(response.headers, b"content-encoding") is None
+
+
+def without_redirect(response: UpstreamResponse) -> UpstreamResponse:
+    """The answer, unless it sends the client elsewhere: a client would follow to wherever the worker says."""
+    if 300 <= response.status < 400:
+        response.close()
+        raise errors.UpstreamProtocolError("The worker answered with a redirect.")
+    return response

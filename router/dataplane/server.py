@@ -114,7 +114,7 @@ class RouterProtocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            self._decline_upgrade(data[int(upgrade.args[0]) :])
+            self._decline_upgrades(memoryview(data)[int(upgrade.args[0]) :])
         except httptools.HttpParserError:
             self.send_400_response("")
         if self.waiting_for == "header" and self._unparsed > self.bounds.header_bytes + _READ_SLACK:
@@ -137,7 +137,9 @@ class RouterProtocol(HttpToolsProtocol):
         self._count(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name.lower(), value))
+        if self.waiting_for == "header":
+            self.headers.append((name.lower(), value))
+        # A trailer counts, but must not be taken for a header: it comes too late for what those are checked for.
         self._count(len(name) + len(value) + 4)
 
     def on_headers_complete(self) -> None:
@@ -146,21 +148,26 @@ class RouterProtocol(HttpToolsProtocol):
             if self.parser.get_method() == b"CONNECT":
                 self._reject(BadRequest("This is no proxy for connections."))
             return  # the parser takes what follows for another protocol; see `_decline_upgrade`
-        self.waiting_since = time.monotonic()
-        self.waiting_for = "body"
-        self._unparsed = 0
         path, _, query = self.url.partition(b"?")
         if not path.startswith(b"/"):
             path = b"/" + path.partition(b"://")[2].partition(b"/")[2]
         client = self.gate.admit(self, self.parser.get_method(), path, query)
+        before = self.cycle
         if client is None:
             self._to_control()
-            return
+        else:
+            self.cycle = client  # type: ignore[assignment]
+        self.waiting_since = time.monotonic()
+        self.waiting_for = "body"
+        self._unparsed = 0
+        if client is not None:
+            self._get_in_line(client, before)
+
+    def _get_in_line(self, client: Client, before: Any) -> None:
+        """It is the client's turn at once, unless an answer is under way."""
         client.expects = self.expect_100_continue
         if self.draining:
             client.keep_alive = False
-        before = self.cycle
-        self.cycle = client  # type: ignore[assignment]
         if before is None or before.response_complete:
             self._give_turn(client)
         else:
@@ -223,7 +230,12 @@ class RouterProtocol(HttpToolsProtocol):
             return
         self._give_turn(cycle)
         if cycle.whole and not cycle.response_complete:
-            self.gate.begin(cycle)
+            # Not from within the answer before it: many in line that are refused at once would nest without end.
+            self.loop.call_soon(self._begin_in_turn, cycle)
+
+    def _begin_in_turn(self, client: Client) -> None:
+        if not client.gone and not client.response_complete and not self.transport.is_closing():
+            self.gate.begin(client)
 
     def spawn(self, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
         """A task that the server's shutdown waits for."""
@@ -254,12 +266,25 @@ class RouterProtocol(HttpToolsProtocol):
             # The client waits for leave to send its body, and will not get it.
             self.gate.begin(client)
 
-    def _decline_upgrade(self, rest: bytes) -> None:
-        """Read a request again without its wish for another protocol, as servers that know none do.
+    def _decline_upgrades(self, rest: memoryview) -> None:
+        """Read a request again without its wish for another protocol, as servers that know none do, and what follows.
 
         Some clients of HTTP/2 ask for it with every first request, and the parser takes such a request's body for
-        bytes of that protocol.
+        bytes of that protocol. Any number of such requests may stand in one piece of data.
         """
+        while self.rejection is None:
+            head = self._head_without_upgrade()
+            self.parser = httptools.HttpRequestParser(self)
+            try:
+                self.parser.feed_data(head)
+                self.parser.feed_data(rest)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                rest = rest[int(upgrade.args[0]) :]
+            except httptools.HttpParserError:
+                self.send_400_response("")
+
+    def _head_without_upgrade(self) -> bytes:
         lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
         for name, value in self.headers:
             if name == b"connection":
@@ -267,8 +292,7 @@ class RouterProtocol(HttpToolsProtocol):
             elif name in (b"upgrade", b"http2-settings"):
                 continue
             lines.append(name + b": " + value)
-        self.parser = httptools.HttpRequestParser(self)
-        self.data_received(b"\r\n".join(lines) + b"\r\n\r\n" + rest)
+        return b"\r\n".join(lines) + b"\r\n\r\n"
 
     # -- refusals ------------------------------------------------------------------------------------------
 
@@ -283,15 +307,34 @@ class RouterProtocol(HttpToolsProtocol):
             # An answer to an earlier request is under way; another one can't be put into it.
             self.transport.abort()
             return
+        cycle = self.cycle
+        if self.waiting_for == "body" and cycle is not None and cycle.response_complete:
+            # Answered before its end, as an unknown path is: there must not be two answers to one request.
+            self.transport.close()
+            return
         self.gate.rejected(error)
-        if isinstance(self.cycle, Client) and not self.cycle.response_complete:
-            self.cycle.refuse(error)
-            self.cycle.response_complete = self.cycle.disconnected = True
-        elif self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
+        under_way = bool(self.pipeline)
+        if isinstance(cycle, Client) and not cycle.response_complete:
+            cycle.refuse(error)
+            cycle.response_complete = cycle.disconnected = True
+        elif cycle is not None and not cycle.response_complete:
+            cycle.disconnected = under_way = True
+            cycle.message_event.set()
         self.transport.write(plain_response(error.status, error_body(error), request_id=f"rejected-{next(_ids)}"))
-        self.transport.close()
+        if under_way:
+            self.transport.close()
+        else:
+            self._say_goodbye()
+
+    def _say_goodbye(self) -> None:
+        """End this side of the connection, and read on for a while.
+
+        Closed over bytes that nobody has read it would be reset, and a client still busy sending would never see why.
+        """
+        self.waiting_since = time.monotonic()
+        self.waiting_for = "end"
+        self.flow.resume_reading()
+        self.transport.write_eof()
 
     def _count(self, size: int) -> None:
         self._header_bytes += size
@@ -307,7 +350,7 @@ class RouterProtocol(HttpToolsProtocol):
                 hosts += 1
             elif name == b"content-length":
                 lengths += 1
-                self._check_length(value)
+                self._check_length(value.strip())
             elif name == b"transfer-encoding":
                 codings += 1
                 if value.strip().lower() != b"chunked":
@@ -316,11 +359,14 @@ class RouterProtocol(HttpToolsProtocol):
                 self.expect_100_continue = value.strip().lower() == b"100-continue"
         if lengths + codings > 1:
             self._reject(BadRequest("The length of the body is given more than once."))
-        if hosts != 1 or codings:
-            self._check_version(hosts, codings)
+        version = self.parser.get_http_version()
+        if version != "1.1" or hosts != 1:
+            self._check_version(version, hosts, codings)
 
-    def _check_version(self, hosts: int, codings: int) -> None:
-        old = self.parser.get_http_version() == "1.0"
+    def _check_version(self, version: str, hosts: int, codings: int) -> None:
+        old = version == "1.0"
+        if not old and version != "1.1":
+            self._reject(BadRequest("Only HTTP/1.1 and HTTP/1.0 are spoken here."))
         if codings and old:
             self._reject(BadRequest("HTTP/1.0 has no chunked bodies."))
         if hosts > 1 or (hosts == 0 and not old):
@@ -349,6 +395,9 @@ class RouterProtocol(HttpToolsProtocol):
         waited = now - self.waiting_since
         if self.stalled_since is not None and now - self.stalled_since > bounds.write_stall_seconds:
             self.transport.abort()
+        elif self._serving is not None and self._serving.task is not None:
+            # What follows is not late before its turn: it may be this side that does not read it.
+            self.waiting_since = now
         elif self.waiting_for == "header":
             # A connection that has been used may rest; one that has begun a request, or never did, may not.
             if waited > bounds.header_seconds and self._unparsed:
@@ -358,6 +407,9 @@ class RouterProtocol(HttpToolsProtocol):
         elif self.waiting_for == "body":
             if waited > bounds.body_seconds:
                 self._too_slow()
+        elif self.waiting_for == "end":
+            if waited > bounds.header_seconds:
+                self.transport.close()
         elif (self.cycle is None or self.cycle.response_complete) and waited > bounds.keep_alive_seconds:
             self.transport.close()
 

@@ -10,7 +10,7 @@ from router import errors
 from router.dataplane.client import Client
 from router.dataplane.headers import returned_headers, upstream_head
 from router.dataplane.pools import Pools
-from router.dataplane.relay import Relay
+from router.dataplane.relay import Relay, without_redirect
 from router.dataplane.upstream import UpstreamResponse
 from router.metrics import Metrics
 from router.workers.registry import Lease, Registry, Worker
@@ -70,7 +70,7 @@ class StoredResponses:
             client.request_id,
             target.authorization,
         )
-        return await target.pool.request(head, body, method=client.method)
+        return without_redirect(await target.pool.request(head, body, method=client.method))
 
     async def _pass_on(self, client: Client, worker: Worker, response: UpstreamResponse) -> None:
         try:

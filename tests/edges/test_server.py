@@ -36,6 +36,7 @@ class EchoGate:
     admitted: int = 0
     departures: int = 0
     cancelled: int = 0
+    opened: asyncio.Event = field(default_factory=asyncio.Event)
 
     def admit(self, connection: RouterProtocol, method: bytes, path: bytes, query: bytes) -> Client | None:
         if not path.startswith(b"/v1/"):
@@ -92,6 +93,14 @@ class EchoGate:
             return
         if client.path == "/v1/slow":
             await asyncio.sleep(0.05)
+        if client.path == "/v1/gated":
+            await self.opened.wait()
+        if client.path == "/v1/headers":
+            body = b",".join(name for name, _ in client.headers)
+        if client.path == "/v1/empty":
+            client.start(204, [], 5)
+            client.write(b"", more=False)
+            return
         client.start(200, [], len(body))
         client.write(body, more=False)
 
@@ -104,7 +113,7 @@ class EchoGate:
 
 async def control(scope: Any, receive: Any, send: Any) -> None:
     """The ASGI side: answers with what it was sent."""
-    body, more = b"", True
+    body, more = b"", scope["path"] != "/early"
     while more:
         message = await receive()
         body += message.get("body", b"")
@@ -278,6 +287,9 @@ FRAMING: dict[str, bytes] = {
     "tls": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
     "http-2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "version-2.5": b"POST /v1/x HTTP/2.5\r\nHost: a\r\n\r\n",
+    "version-2.0": b"POST /v1/x HTTP/2.0\r\nHost: a\r\nContent-Length: 0\r\n\r\n",
+    "version-0.9": b"POST /v1/x HTTP/0.9\r\nHost: a\r\nContent-Length: 0\r\n\r\n",
+    "chunked-in-0.9": b"POST /v1/x HTTP/0.9\r\nHost: a\r\n" + CHUNKED + b"\r\n" + SMUGGLED,
     "connect": b"CONNECT other:443 HTTP/1.1\r\nHost: other\r\n\r\n",
     "space-in-path": b"POST /v1/x y HTTP/1.1\r\nHost: a\r\n\r\n",
 }
@@ -348,6 +360,57 @@ async def test_a_chunked_body_arrives_whole(rig: Rig) -> None:
             await raw.send(piece)
             await asyncio.sleep(0)
         assert await raw.answer() == (200, b"hello world")
+
+
+async def test_trailers_are_not_taken_for_headers(rig: Rig) -> None:
+    async with rig.connected() as raw:
+        await raw.send(post(b"/v1/headers", headers=CHUNKED, length=False))
+        await raw.send(b"1\r\nx\r\n0\r\nAuthorization: Bearer late\r\nX-Late: 1\r\n\r\n")
+        assert await raw.answer() == (200, b"host,transfer-encoding")
+
+
+async def test_trailers_have_a_size(rig: Rig) -> None:
+    trailers = b"X-T: " + b"x" * 1_000 + b"\r\n"
+    answer = await rig.exchange(post(headers=CHUNKED, length=False), b"1\r\nx\r\n0\r\n" + trailers * 40 + b"\r\n")
+    assert error_of(answer) == (431, "headers_too_large")
+
+
+async def test_blanks_around_a_length_do_no_harm(rig: Rig) -> None:
+    async with rig.connected() as raw:
+        await raw.send(post(headers=b"Content-Length: \t2 \t\r\n", length=False) + b"ab")
+        assert await raw.answer() == (200, b"ab")
+
+
+@pytest.mark.parametrize("framing", ["length", "chunks"])
+async def test_a_client_that_is_busy_sending_learns_why_it_is_refused(rig: Rig, framing: str) -> None:
+    length = framing == "length"
+    headers = b"Content-Length: 999999999\r\n" if length else CHUNKED
+    piece = b"x" * 1_000_000 if length else b"f4240\r\n" + b"x" * 1_000_000 + b"\r\n"
+    async with rig.connected() as raw:
+        await raw.send(post(headers=headers, length=False))
+        for _ in range(20):
+            raw.writer.write(piece)
+            await raw.writer.drain()
+        assert error_of(await raw.rest()) == (413, "payload_too_large")
+    await until(lambda: not rig.protocol.open_connections)
+    assert len(rig.gate.rejections) == 1
+
+
+async def test_a_refused_client_that_goes_on_sending_is_not_listened_to_for_ever(rig: Rig) -> None:
+    async with rig.connected() as raw:
+        await raw.send(b"nonsense\r\n\r\n")
+        assert error_of(await raw.rest()) == (400, "bad_request")
+        await rig.sweeping(lambda: not rig.protocol.open_connections)
+    assert len(rig.gate.rejections) == 1
+
+
+async def test_a_request_that_was_answered_before_its_end_is_answered_once(rig: Rig) -> None:
+    async with rig.connected() as raw:
+        await raw.send(post(b"/early", headers=CHUNKED, length=False) + b"1\r\nx\r\n")
+        assert (await raw.answer())[0] == 200
+        await raw.send(b"nonsense\r\n")
+        assert await raw.rest() == b""
+    assert rig.gate.rejections == []
 
 
 async def test_a_body_over_its_limit_is_refused_by_its_declared_length(rig: Rig) -> None:
@@ -424,6 +487,28 @@ async def test_pipelined_requests_are_answered_in_order(rig: Rig) -> None:
         assert [await raw.answer() for _ in range(6)] == [(200, b"%d" % number) for number in range(6)]
 
 
+async def test_any_number_of_refused_requests_may_stand_in_line(rig: Rig) -> None:
+    refused = b"GET /v1/x HTTP/1.1\r\n" + HOST + b"\r\n"
+    async with rig.connected() as raw:
+        await raw.send(post(b"/v1/slow", b"first") + refused * 2_000 + post(b"/v1/x", b"last"))
+        assert await raw.answer() == (200, b"first")
+        assert {(await raw.answer())[0] for _ in range(2_000)} == {405}
+        assert await raw.answer() == (200, b"last")
+
+
+async def test_what_waits_behind_an_answer_is_not_late_before_its_turn(rig: Rig) -> None:
+    late = post(b"/v1/x", b"late")
+    async with rig.connected() as raw:
+        await raw.send(post(b"/v1/gated", b"first") + late[:-2])
+        await until(lambda: rig.gate.admitted == 2)
+        end = time.monotonic() + 3 * BOUNDS.body_seconds
+        await rig.sweeping(lambda: time.monotonic() > end)
+        rig.gate.opened.set()
+        assert await raw.answer() == (200, b"first")
+        await raw.send(late[-2:])
+        assert await raw.answer() == (200, b"late")
+
+
 async def test_requests_behind_one_that_is_served_are_not_read_without_end(rig: Rig) -> None:
     one = post(b"/v1/x", b"x" * 1_000)
     async with rig.connected() as raw:
@@ -477,6 +562,19 @@ async def test_a_wish_for_another_protocol_is_declined_and_the_request_served(ri
             assert b"hello" in body or json.loads(body)["size"] == 5
 
 
+async def test_any_number_of_wishes_for_another_protocol_may_stand_in_line(rig: Rig) -> None:
+    wish = post(b"/v1/x", headers=b"Connection: upgrade\r\nUpgrade: h2c\r\n")
+    async with rig.connected() as raw:
+        await raw.send(wish * 1_500)
+        assert {(await raw.answer())[0] for _ in range(1_500)} == {200}
+
+
+async def test_nonsense_behind_a_wish_for_another_protocol_is_refused(rig: Rig) -> None:
+    wish = post(b"/v1/x", headers=b"Connection: upgrade\r\nUpgrade: h2c\r\n", length=False)
+    answer = await rig.exchange(wish.replace(b"\r\n\r\n", b"\r\n" + CHUNKED + b"\r\n") + b"zz\r\n")
+    assert error_of(answer) == (400, "bad_request")
+
+
 async def test_a_refused_verb_leaves_the_connection_usable(rig: Rig) -> None:
     async with rig.connected() as raw:
         await raw.send(b"PUT /v1/x HTTP/1.1\r\n" + HOST + b"Content-Length: 3\r\n\r\nabc")
@@ -498,6 +596,13 @@ async def test_garbage_behind_a_request_does_not_reach_its_answer(rig: Rig) -> N
 
 
 # -- answers ---------------------------------------------------------------------------------------------------
+
+
+async def test_an_answer_that_has_no_body_declares_none(rig: Rig) -> None:
+    async with rig.connected() as raw:
+        await raw.send(post(b"/v1/empty") + post(b"/v1/x", b"next"))
+        assert b"content-length" not in await raw.until(b"\r\n\r\n")
+        assert await raw.answer() == (200, b"next")
 
 
 async def test_a_stream_is_chunked_and_ends_with_its_last_chunk(rig: Rig) -> None:

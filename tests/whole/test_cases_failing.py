@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 
@@ -179,6 +180,39 @@ def test_p57_a_stream_that_falls_silent_ends_with_an_error(rig: Rig) -> None:
     assert not answer.endswith(b"0\r\n\r\n")
     [record] = [each for each in rig.records(rig.groups["sole"][0], bodies=True) if b"falls silent" in each.body]
     assert record.outcome == "aborted"
+
+
+@pytest.mark.parametrize("coding", ["", "content-encoding: gzip\r\n"])
+def test_a_stream_that_declared_its_length_is_not_made_up_to_it(rig: Rig, coding: str) -> None:
+    event = 'data: {"choices": []}\n\n'
+    head = f"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n{coding}"
+    answer = f"{head}content-length: {len(event) + 20}\r\n\r\n{event}"
+    if coding:
+        answer = f"{head}transfer-encoding: chunked\r\n\r\n{len(event):x}\r\n{event}\r\n"
+    fault = {"kind": "raw", "text": answer, "then": "close"}
+    with rig.open(chat_body("short", model="sole", stream=True), fault=fault) as call:
+        seen = call.rest()
+    assert seen.count(b"data: ") == 1
+    assert not seen.endswith(b"0\r\n\r\n")
+
+
+def test_nobody_is_sent_elsewhere_for_a_stored_response(rig: Rig) -> None:
+    text = "HTTP/1.1 302 Found\r\nlocation: http://elsewhere.invalid/\r\ncontent-length: 0\r\n\r\n"
+    headers = {"x-sim-fault": json.dumps({"kind": "raw", "text": text})}
+    rig.sent += 1
+    answer = rig.http.get(f"{rig.front}/v1/responses/resp_1", headers=headers, follow_redirects=False)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (502, "upstream_protocol_error")
+    assert "location" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    ("codings", "status"), [(("identity", "gzip"), 415), (("GZIP",), 415), (("identity",), 200), (("Identity",), 200)]
+)
+def test_a_compressed_body_is_refused_however_it_says_so(rig: Rig, codings: tuple[str, ...], status: int) -> None:
+    rig.sent += 1
+    headers = [("content-type", "application/json"), *(("content-encoding", coding) for coding in codings)]
+    body = json.dumps(chat_body("plain", model="sole"))
+    assert rig.http.post(rig.front + CHAT, content=body, headers=headers).status_code == status
 
 
 def test_p72_the_model_list_survives_the_worker_that_is_named_first(rig: Rig) -> None:
