@@ -37,6 +37,8 @@ MAX_INCOMING = 256
 MAX_SUMS = 100
 # What a replica has sketched so long ago may still be compared.
 FRESH_SECONDS = 0.2
+# A digest is answered with the own one, but not more often than this.
+REPLY_SECONDS = 2.0
 
 
 @dataclass(slots=True)
@@ -237,6 +239,8 @@ class Resync:
                 now = self._clock()
                 self._tally.seconds = now - ask.began
                 self._warm = True
+                if ask.need.cause != "digest":
+                    self._digest_due = min(self._digest_due, now + PEER_SECONDS)
                 self._repair.finish(self._gained, now)
 
     async def _restore_memory(self, memory: Memory) -> None:
@@ -265,7 +269,7 @@ class Resync:
             return
         if now - self._sketched > FRESH_SECONDS:
             await self._sketch()
-        if now >= self._digest_due or now - self._said > self._digest_seconds / 2:
+        if now >= self._digest_due or now - self._said > min(REPLY_SECONDS, self._digest_seconds / 2):
             self._said = now
             self._digest_due = now + self._digest_seconds * random.uniform(0.9, 1.1)
             self._say()
