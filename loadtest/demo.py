@@ -33,6 +33,8 @@ class Fleet:
     urls: list[str]
     shape: Shape
     what: str
+    # The streams of llama.cpp say nothing of usage, its whole answers do.
+    stream: bool = True
 
 
 def main(argv: Sequence[str]) -> int:
@@ -68,8 +70,8 @@ def _workers(options: argparse.Namespace, directory: Path) -> Iterator[Fleet]:
         if not installed():
             sys.exit("The real engine needs an extra: pip install 'prefix-router[llama-cpp]' (compiles for minutes).")
         print("Starting two llama.cpp servers with a tiny random model ...", flush=True)
-        with start_llama_workers(2, directory) as servers:
-            yield Fleet([server.url for server in servers], LLAMA_CPP, "2 llama.cpp servers")
+        with start_llama_workers(2, directory, threads=2) as servers:
+            yield Fleet([server.url for server in servers], LLAMA_CPP, "2 llama.cpp servers", stream=False)
     else:
         config = SimConfig(
             models=("sim-model",),
@@ -94,7 +96,9 @@ def _show(options: argparse.Namespace, directory: Path, fleet: Fleet) -> int:
         model = options.model or _first_model(routers[0])
         urls = [router.url for router in routers]
         shape = Shape(**{**_fields(fleet.shape), "turns": options.turns})
-        results = _conversation(urls, model, 1, shape, "With prefix-router (each turn through the other replica):")
+        results = _conversation(
+            fleet, urls, model, 1, shape, "With prefix-router (each turn through the other replica):"
+        )
         others = _blind(directory, fleet, model, shape)
         _compare(results, others)
         if options.once:
@@ -114,9 +118,11 @@ def _first_model(router: RouterProcess) -> str:
     return str(models[0]["id"])
 
 
-def _conversation(urls: Sequence[str], model: str, seed: int, shape: Shape, title: str) -> list[TurnResult]:
+def _conversation(
+    fleet: Fleet, urls: Sequence[str], model: str, seed: int, shape: Shape, title: str
+) -> list[TurnResult]:
     print(title, flush=True)
-    results = play(urls, user_turns(seed, shape), model, max_tokens=shape.answer_tokens)
+    results = play(urls, user_turns(seed, shape), model, max_tokens=shape.answer_tokens, stream=fleet.stream)
     print(format_table(results) + "\n", flush=True)
     return results
 
@@ -126,7 +132,7 @@ def _blind(directory: Path, fleet: Fleet, model: str, shape: Shape) -> list[Turn
     title = "The same by power of two choices, blind to caches:"
     with replicas(directory, 1, fleet.urls, flags=["--policy", "power_of_two"]) as blind:
         for seed in range(2, 5):
-            results = _conversation([blind[0].url], model, seed, shape, title)
+            results = _conversation(fleet, [blind[0].url], model, seed, shape, title)
             if len({result.worker for result in results}) > 1 or len(fleet.urls) == 1:
                 break
             title = "By luck every turn met the same worker. Once more:"

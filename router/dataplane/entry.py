@@ -63,7 +63,7 @@ class Entry:
             if stored is None:
                 return None
         name = ENDPOINT if route is None else route.path
-        spare_id = f"{self._life}{next(self._count):08x}".encode()
+        spare_id = f"{self._life}{next(self._count):020x}".encode()
         client = Client(connection, method, name, query, self.budget, spare_id)
         client.route, client.stored = route, stored
         if route is None:
