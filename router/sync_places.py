@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import socket
+import ssl
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +21,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.crc import key_slot
 from redis.credentials import CredentialProvider
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import AuthenticationError, InvalidResponse, NoPermissionError, RedisError, ResponseError
 
 from router.errors import SettingsError
 from router.settings import SyncSettings
@@ -98,7 +101,7 @@ class Places:
                 reason = str(error)
             # The client library raises more than its own errors on a broken connection.
             except Exception as error:
-                reason = type(error).__name__
+                reason = in_words(error)
         raise LinkDown(reason)
 
     async def check(self, client: redis.asyncio.Redis) -> None:
@@ -147,6 +150,41 @@ class Places:
         if owner is None:
             raise LinkDown("no node has the channel's slot")
         return owner
+
+
+def in_words(error: BaseException) -> str:
+    """What went wrong with Redis, for the log: no addresses, no secrets, no names of Python's."""
+    if isinstance(error, LinkDown):
+        return str(error)
+    said = str(error).lower()
+    if isinstance(error, AuthenticationError):
+        return "it asks for a password" if "authentication required" in said else "it refused the password"
+    if isinstance(error, NoPermissionError):
+        return "its user may not use the channel"
+    if isinstance(error, InvalidResponse):
+        return "it does not speak Redis"
+    if isinstance(error, ResponseError):
+        return "no such database" if "db index" in said else "it refused a command"
+    # Else the client library wraps what the system said.
+    while error.__context__ is not None and not isinstance(error, OSError):
+        error = error.__context__
+    return _system_words(error)
+
+
+def _system_words(error: BaseException) -> str:
+    if isinstance(error, TimeoutError):
+        return "timed out"
+    if isinstance(error, socket.gaierror):
+        return "name not found"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return "its certificate is not trusted"
+    if isinstance(error, ssl.SSLError):
+        return "no TLS with it"
+    if isinstance(error, OSError) and error.errno:
+        # Only a file of the settings has a name here.
+        where = "the password file can't be read: " if error.filename else ""
+        return f"{where}{os.strerror(error.errno).lower()}"
+    return "the connection broke"
 
 
 async def command(client: redis.asyncio.Redis, *words: str | bytes) -> Any:

@@ -16,7 +16,7 @@ import redis.asyncio
 from redis.asyncio.client import PubSub
 from redis.exceptions import RedisError
 
-from router.sync_places import IO_SECONDS, LinkDown, Place, Places, close, command
+from router.sync_places import IO_SECONDS, LinkDown, Place, Places, close, command, in_words
 
 __all__ = ["ATTEMPT_SECONDS", "Link", "LinkDown", "Listener", "RedisLink", "backoff", "end"]
 
@@ -95,7 +95,7 @@ class RedisLink:
                 await command(client, verb, self._channel, message)
         # The client library raises more than its own errors on a broken connection, and no caller can tell them apart.
         except Exception as error:
-            raise LinkDown(type(error).__name__) from None
+            raise LinkDown(in_words(error)) from None
 
     async def aclose(self) -> None:
         """Stop listening and close both connections."""
@@ -204,8 +204,8 @@ class RedisLink:
     def _report(self, error: Exception, failures: int) -> None:
         # Only the first failure of an outage: a server that is down for a day must not fill the log.
         if failures == 1:
-            reason = str(error) if isinstance(error, LinkDown) else type(error).__name__
-            logger.warning("replica news: %s is not reachable (%s), trying again", self._places.shown, reason)
+            words = in_words(error)
+            logger.warning("replica news: %s: %s; serving without it, trying again", self._places.shown, words)
 
 
 class _Session:

@@ -168,7 +168,7 @@ async def test_a_start_without_redis_is_degraded_and_gets_well(
     await wait(lambda: caplog.records)
     replica.serve(HASHES)
     assert replica.sync.up is False
-    assert f"127.0.0.1:{own_redis.port} is not reachable" in caplog.text
+    assert f"127.0.0.1:{own_redis.port}: connection refused; serving without it" in caplog.text
     assert "hunter2" not in caplog.text
     await replica.sync.aclose()
 
@@ -266,7 +266,7 @@ async def test_tls_works_and_is_verified(tmp_path: Path, caplog: pytest.LogCaptu
         stranger = link_to(f"rediss://127.0.0.1:{port}/0", "tls", 60.0)
         witness = Witness()
         stranger.start(witness)
-        await wait(lambda: "is not reachable" in caplog.text)
+        await wait(lambda: "its certificate is not trusted; serving without it" in caplog.text)
         assert witness.links == 0
         await stranger.aclose()
 
@@ -277,7 +277,34 @@ async def test_a_wrong_password_is_an_outage_and_not_a_crash(caplog: pytest.LogC
         replica = make(settings_for(f"redis://:wr0ng@127.0.0.1:{server.port}/0"))
         replica.sync.start()
         await wait(lambda: caplog.records)
-        assert "AuthenticationError" in caplog.text
+        assert "it refused the password; serving without it" in caplog.text
         assert "wr0ng" not in caplog.text
         assert not replica.sync.up
         await replica.sync.aclose()
+
+
+async def _no_redis(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    await writer.drain()
+    writer.close()
+
+
+async def _said_of(url: str, caplog: pytest.LogCaptureFixture) -> str:
+    replica = make(settings_for(url))
+    replica.sync.start()
+    await wait(lambda: caplog.records)
+    await replica.sync.aclose()
+    return caplog.text
+
+
+async def test_a_server_of_another_kind_is_named_as_such(caplog: pytest.LogCaptureFixture) -> None:
+    async with await asyncio.start_server(_no_redis, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        assert "it does not speak Redis; serving without it" in await _said_of(f"redis://127.0.0.1:{port}/0", caplog)
+
+
+@pytest.mark.redis
+async def test_a_database_that_is_not_there_is_named_as_such(
+    own_redis: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert "no such database; serving without it" in await _said_of(f"{own_redis.url.removesuffix('/0')}/99", caplog)
