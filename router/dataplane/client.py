@@ -170,7 +170,9 @@ class Client:
             return
         self.gone = self.disconnected = True
         if self.task is not None:
-            self.task.cancel()
+            # A task that is cancelled before its first step never gets to its own end; it will see for itself.
+            if self.stage != "body":
+                self.task.cancel()
         else:
             self._pieces.clear()
             self.let_body_go()

@@ -111,8 +111,11 @@ class Entry:
             raise errors.PayloadTooLarge(f"The body is larger than {client.limit} bytes.")
 
     async def _serve(self, client: Client) -> None:
+        client.stage = "queue"
         try:
-            if client.route is not None:
+            if client.gone:
+                self.left(client)
+            elif client.route is not None:
                 await self._dispatcher.serve(client, client.route)
             elif client.stored is not None:
                 await self._stored.serve(client, *client.stored)

@@ -78,6 +78,7 @@ class RouterProtocol(HttpToolsProtocol):
         self.waiting_for = "header"
         self.stalled_since: float | None = None
         self._serving: Client | None = None
+        self._control: Any = None  # the control plane's answer under way
         self._header_bytes = 0
         self._unparsed = 0
 
@@ -97,6 +98,7 @@ class RouterProtocol(HttpToolsProtocol):
                 if cycle.task is None:
                     self.gate.left(cycle)
         self.pipeline.clear()
+        self._leave_control()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -199,7 +201,7 @@ class RouterProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """An answer has ended: the next request on the connection, or rest."""
-        self._serving = None
+        self._serving = self._control = None
         if isinstance(self.cycle, Client) and not self.pipeline:
             self.server_state.total_requests += 1
             if not self.transport.is_closing():
@@ -226,6 +228,7 @@ class RouterProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         """uvicorn's moment for the next request in line."""
         if not isinstance(cycle, Client):
+            self._control = cycle
             super()._start_asgi_task(cycle, app)
             return
         self._give_turn(cycle)
@@ -313,18 +316,22 @@ class RouterProtocol(HttpToolsProtocol):
             self.transport.close()
             return
         self.gate.rejected(error)
-        under_way = bool(self.pipeline)
+        under_way = bool(self.pipeline) or self._control is not None
+        self._leave_control()
         if isinstance(cycle, Client) and not cycle.response_complete:
             cycle.refuse(error)
             cycle.response_complete = cycle.disconnected = True
-        elif cycle is not None and not cycle.response_complete:
-            cycle.disconnected = under_way = True
-            cycle.message_event.set()
         self.transport.write(plain_response(error.status, error_body(error), request_id=f"rejected-{next(_ids)}"))
         if under_way:
             self.transport.close()
         else:
             self._say_goodbye()
+
+    def _leave_control(self) -> None:
+        """Nobody is left to read what the control plane is about to say; uvicorn tells so only the last request."""
+        if self._control is not None:
+            self._control.disconnected = True
+            self._control.message_event.set()
 
     def _say_goodbye(self) -> None:
         """End this side of the connection, and read on for a while.

@@ -24,6 +24,8 @@ BOUNDS = Bounds(body_bytes=200_000, header_seconds=0.15, body_seconds=0.15, keep
 LIMIT = 100_000
 SECONDS = 10.0  # more than any wait here takes
 HOST = b"Host: router\r\n"
+LATE = asyncio.Event()
+HEARD: list[str] = []
 
 
 @dataclass
@@ -55,8 +57,11 @@ class EchoGate:
             client.answer_error(client.refusal)
             return
         client.task = client.spawn(lambda: self._serve(client))
+        if client.path == "/v1/vanish":
+            client.lost()
 
     async def _serve(self, client: Client) -> None:
+        client.stage = "queue"
         body = client.take_body()
         client.let_body_go()
         self.seen.append((client.method, client.path, body))
@@ -91,6 +96,9 @@ class EchoGate:
             client.write(b"only this", more=True)
             client.break_off()
             return
+        if client.gone:
+            self.cancelled += 1
+            return
         if client.path == "/v1/slow":
             await asyncio.sleep(0.05)
         if client.path == "/v1/gated":
@@ -113,7 +121,10 @@ class EchoGate:
 
 async def control(scope: Any, receive: Any, send: Any) -> None:
     """The ASGI side: answers with what it was sent."""
-    body, more = b"", scope["path"] != "/early"
+    if scope["path"] == "/late":
+        await LATE.wait()
+        HEARD.append((await receive())["type"])
+    body, more = b"", scope["path"] not in ("/early", "/late")
     while more:
         message = await receive()
         body += message.get("body", b"")
@@ -127,7 +138,10 @@ async def control(scope: Any, receive: Any, send: Any) -> None:
 class Rig:
     """A small server with the protocol under test."""
 
-    def __init__(self, gate: EchoGate, protocol: type[RouterProtocol], port: int) -> None:
+    def __init__(
+        self, gate: EchoGate, protocol: type[RouterProtocol], port: int, tasks: set[asyncio.Task[None]]
+    ) -> None:
+        self.tasks = tasks
         self.gate = gate
         self.protocol = protocol
         self.port = port
@@ -214,7 +228,7 @@ async def serving(bounds: Bounds = BOUNDS) -> AsyncIterator[Rig]:
     server.lifespan = config.lifespan_class(config)
     await server.startup()
     try:
-        yield Rig(gate, protocol, server.servers[0].sockets[0].getsockname()[1])
+        yield Rig(gate, protocol, server.servers[0].sockets[0].getsockname()[1], server.server_state.tasks)
     finally:
         for connection in tuple(protocol.open_connections):
             connection.transport.abort()
@@ -669,6 +683,24 @@ async def test_work_ends_as_soon_as_its_client_leaves(rig: Rig, way: str, size: 
             raw.writer.close()
         await until(lambda: rig.gate.cancelled == 1)
     assert rig.gate.departures == 0  # whoever served it has counted it
+
+
+async def test_work_whose_client_left_before_its_first_step_still_comes_to_its_end(rig: Rig) -> None:
+    async with rig.connected() as raw:
+        await raw.send(post(b"/v1/vanish", b"body"))
+        await until(lambda: rig.gate.cancelled == 1)
+    assert rig.gate.budget.held == 0
+
+
+async def test_the_control_plane_learns_that_nobody_waits_for_its_answer(rig: Rig) -> None:
+    late = b"GET /late HTTP/1.1\r\n" + HOST + b"\r\n"
+    async with rig.connected() as raw:
+        await raw.send(late + post(b"/elsewhere") + b"\x00garbage\r\n\r\n")
+        await until(lambda: not rig.protocol.open_connections)
+        assert len(rig.gate.rejections) == 1
+    LATE.set()
+    await until(lambda: not rig.tasks)
+    assert HEARD == ["http.disconnect"]
 
 
 async def test_a_client_that_leaves_before_its_body_is_whole_is_counted(rig: Rig) -> None:
