@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from loadtest.bench.jobs import Result
-from loadtest.bench.plan import HalfLoad, Load, Measure, Paced, named
+from loadtest.bench.plan import HalfLoad, Measure, Paced, named
 from loadtest.bench.stats import Spread, ratios, spread
 
 MICRO = 1e6
@@ -22,13 +22,17 @@ def figures(measure: Measure, result: Result) -> Figures:
     size = named(measure.size)
     if isinstance(measure, HalfLoad):
         return {f"half_p50 {size}": result.p50 * MICRO, f"half_p99 {size}": result.p99 * MICRO}
-    if measure.serial:
-        return {f"serial_p50 {size}": result.p50 * MICRO, f"serial_p99 {size}": result.p99 * MICRO}
-    return _load_figures(measure, result)
+    return _serial_figures(size, result) if measure.serial else _load_figures(size, result)
 
 
-def _load_figures(measure: Load, result: Result) -> Figures:
-    size = named(measure.size)
+def _serial_figures(size: str, result: Result) -> Figures:
+    found = {f"serial_p50 {size}": result.p50 * MICRO, f"serial_p99 {size}": result.p99 * MICRO}
+    if result.cpu_seconds:
+        found[f"serial_cpu_us {size}"] = result.cpu_seconds / result.done * MICRO
+    return found
+
+
+def _load_figures(size: str, result: Result) -> Figures:
     found = {
         f"rps {size}": result.done / result.seconds,
         f"load_us {size}": (result.worker_seconds + result.driver_seconds) / result.done * MICRO,

@@ -164,8 +164,8 @@ class Session:
 
     def _half(self, system: System, measure: HalfLoad, seed: int, pids: list[int]) -> Open | None:
         most = self.samples.spread(system.name, f"rps {named(measure.size)}")
-        if most is None:
-            return None
+        if most is None or not system.roots:
+            return None  # half of what workers alone can do is more than the driver can send on time
         return Open(
             port=system.port,
             pids=pids,

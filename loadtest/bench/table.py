@@ -14,6 +14,7 @@ NOTHING = "-"
 Columns = Sequence[tuple[str, str]]
 SIZES = ("0.5 KB", "8 KB", "64 KB", "512 KB")
 CPU: Columns = [(size, f"cpu_us {size}") for size in SIZES]
+CPU_SERIAL: Columns = [(size, f"serial_cpu_us {size}") for size in ("1 KB", "64 KB")]
 PER_CPU: Columns = [(size, f"per_cpu_second {size}") for size in SIZES]
 RATE: Columns = [(size, f"rps {size}") for size in SIZES]
 LATENCY: Columns = [
@@ -41,6 +42,7 @@ MEMORY: Columns = [
 ]
 SECTIONS: Sequence[tuple[str, Columns]] = [
     ("CPU time per request, microseconds (16 connections, closed loop)", CPU),
+    ("CPU time per request, microseconds (one request at a time)", CPU_SERIAL),
     ("Requests per second of CPU time", PER_CPU),
     ("Requests per second of wall time at saturation, one process on one core", RATE),
     ("Latency, microseconds", LATENCY),

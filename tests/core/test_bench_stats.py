@@ -54,12 +54,17 @@ def test_a_closed_load_gives_cost_and_rate() -> None:
 
 def test_nothing_is_charged_where_there_are_no_processes() -> None:
     assert "cpu_us 8 KB" not in figures(Load(8192, 100), result(cpu_seconds=0.0))
+    assert "serial_cpu_us 1 KB" not in figures(Load(1024, 100, connections=1), result(cpu_seconds=0.0))
     assert "chunk_us 400" not in figures(Paced(400), result(cpu_seconds=0.0))
 
 
-def test_one_connection_gives_latency_alone() -> None:
+def test_one_connection_gives_latency() -> None:
     found = figures(Load(1024, 100, connections=1), result(p50=0.0001, p99=0.001))
-    assert found == {"serial_p50 1 KB": pytest.approx(100.0), "serial_p99 1 KB": pytest.approx(1000.0)}
+    assert found == {
+        "serial_p50 1 KB": pytest.approx(100.0),
+        "serial_p99 1 KB": pytest.approx(1000.0),
+        "serial_cpu_us 1 KB": pytest.approx(100.0),
+    }
     found = figures(HalfLoad(8192, 1.0), result(p50=0.0001, p99=0.001))
     assert found == {"half_p50 8 KB": pytest.approx(100.0), "half_p99 8 KB": pytest.approx(1000.0)}
 
