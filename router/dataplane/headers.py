@@ -21,6 +21,8 @@ HOP_BY_HOP = frozenset(
 )
 # The router writes these itself, or they concern only the hop to it.
 _NOT_FORWARDED = HOP_BY_HOP | {b"host", b"content-length", b"expect", b"x-request-id"}
+# Where a client may show its key.
+_CLIENT_KEYS = frozenset({b"authorization", b"x-api-key"})
 # Instructions to a reverse proxy and cookies are not a worker's business; framing is ours.
 _NOT_RETURNED = HOP_BY_HOP | {
     b"set-cookie",
@@ -41,11 +43,11 @@ def upstream_head(
     request_id: bytes,
     authorization: bytes | None,
 ) -> bytes:
-    """The request head for a worker; `authorization` replaces the client's where the worker has a key of its own."""
+    """The request head for a worker; `authorization` replaces the client's key where the worker has its own."""
     nominated = _nominated(headers)
     parts = [method, b" ", target, b" HTTP/1.1\r\nhost: ", authority, b"\r\n"]
     for name, value in headers:
-        if name in _NOT_FORWARDED or name in nominated or (name == b"authorization" and authorization is not None):
+        if name in _NOT_FORWARDED or name in nominated or (authorization is not None and name in _CLIENT_KEYS):
             continue
         parts += (name, b": ", value, b"\r\n")
     if authorization is not None:
