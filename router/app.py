@@ -60,6 +60,7 @@ class Router:
         self.prober = Prober(self.registry, settings.health, worker_key=key, clock=clock, wall=time.time)
         self.sync = self._make_sync()
         relay = Relay(self.registry, self.ratios, self.metrics, clock, reveal=settings.decision_headers)
+        stored = StoredResponses(self.registry, self.pools, relay, self.metrics)
         dispatcher = Dispatcher(
             settings,
             self.selector,
@@ -69,11 +70,11 @@ class Router:
             self.metrics,
             self.ring,
             self.decision_log,
+            stored,
             clock=clock,
             draw=random.random,
             poke=self.prober.poke,
         )
-        stored = StoredResponses(self.registry, self.pools, relay, self.metrics)
         context = ControlContext(
             settings,
             self.registry,
@@ -85,7 +86,7 @@ class Router:
             self.is_draining,
             clock,
         )
-        self.app = Entry(settings, dispatcher, stored, create_control(context), self.metrics)
+        self.app = Entry(settings, dispatcher, stored, create_control(context), self.metrics, self.decision_log)
         self.protocol: type[RouterProtocol] = protocol_class(_bounds(settings), self.app)
         self.draining = False
         self._tasks: set[asyncio.Task[None]] = set()

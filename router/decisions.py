@@ -34,6 +34,8 @@ class DecisionRecord:
     predicted_cached_tokens: int | None = None
     reported_cached_tokens: int | None = None
     verdict: str | None = None
+    # The code of the error that ended the attempt, or what made it be given to another worker.
+    error: str | None = None
 
     def header(self) -> str:
         """The decision as the answer's header shows it."""

@@ -9,10 +9,13 @@ import time
 from typing import Final, TextIO
 
 from router.decisions import DecisionRecord
+from router.errors import RouterError
 
 FLUSH_SECONDS: Final = 0.05
 # A batch this long is written at once; nothing is dropped.
 MAX_BATCH: Final = 500
+# Failures come in crowds; beyond this many in a batch they are only counted.
+MAX_FAILURES: Final = 20
 NAME: Final = "router.decisions"
 
 
@@ -21,14 +24,27 @@ class DecisionLog:
 
     def __init__(self) -> None:
         self._logger = logging.getLogger(NAME)
-        self._lines: list[tuple[float, DecisionRecord]] = []
+        self._lines: list[tuple[float, str, str]] = []
+        self._failures = 0
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, record: DecisionRecord) -> None:
         """Put a decision down; it is written within `FLUSH_SECONDS`."""
         if not self._logger.isEnabledFor(logging.INFO):
             return
-        self._lines.append((time.time(), record))
+        again = f" attempt={record.attempt}" if record.attempt > 1 else ""
+        self._put("INFO", f"{record.line()} request={record.request_id}{again}")
+
+    def failed(self, request_id: bytes, error: RouterError) -> None:
+        """A request ended with an error that was not its client's; a few of a crowd are written, the rest counted."""
+        if not self._logger.isEnabledFor(logging.WARNING):
+            return
+        self._failures += 1
+        if self._failures <= MAX_FAILURES:
+            self._put("WARNING", f"failed: {error.status} {error.code} request={request_id.decode('ascii')}")
+
+    def _put(self, level: str, text: str) -> None:
+        self._lines.append((time.time(), level, text))
         if len(self._lines) >= MAX_BATCH:
             self.flush()
         elif self._timer is None:
@@ -40,12 +56,15 @@ class DecisionLog:
             self._timer.cancel()
             self._timer = None
         lines, self._lines = self._lines, []
+        if self._failures > MAX_FAILURES:
+            lines.append((time.time(), "WARNING", f"failed: {self._failures - MAX_FAILURES} more requests"))
+        self._failures = 0
         handler = _stream_handler()
         if not lines or handler is None:
             return
         # A full disk costs lines of the log, never a request.
         with contextlib.suppress(OSError, ValueError), handler.lock or contextlib.nullcontext():
-            handler.stream.write("".join([_format(at, record) for at, record in lines]))
+            handler.stream.write("".join([_format(*line) for line in lines]))
             handler.flush()
 
 
@@ -56,6 +75,6 @@ def _stream_handler() -> logging.StreamHandler[TextIO] | None:
     return None
 
 
-def _format(at: float, record: DecisionRecord) -> str:
+def _format(at: float, level: str, text: str) -> str:
     stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
-    return f"{stamp},{int(at % 1 * 1000):03d} INFO {NAME}: {record.line()}\n"
+    return f"{stamp},{int(at % 1 * 1000):03d} {level} {NAME}: {text}\n"

@@ -18,6 +18,7 @@ from router.dataplane.decision_log import DecisionLog
 from router.dataplane.headers import first, upstream_head
 from router.dataplane.pools import Pools
 from router.dataplane.relay import Kept, Relay, without_redirect
+from router.dataplane.stored import StoredResponses
 from router.dataplane.upstream import UpstreamResponse
 from router.decisions import DecisionRecord, DecisionRing
 from router.metrics import Metrics
@@ -67,6 +68,7 @@ class Dispatcher:
         metrics: Metrics,
         ring: DecisionRing,
         log: DecisionLog,
+        stored: StoredResponses,
         *,
         clock: Callable[[], float],
         draw: Callable[[], float],
@@ -80,6 +82,7 @@ class Dispatcher:
         self._metrics = metrics
         self._ring = ring
         self._log = log
+        self._stored = stored
         self._clock = clock
         self._draw = draw
         self._poke = poke
@@ -97,11 +100,19 @@ class Dispatcher:
         began = self._clock()
         prompt = read_prompt(route.form, body, first(client.headers, b"content-type") or b"")
         inquiry = self._selector.inquire(prompt)
-        self._relay.pin(inquiry)
+        if prompt.previous_response:
+            # Only the worker that keeps the response can continue it.
+            inquiry.pinned = await self._stored.find(prompt.previous_response)
         job = Job(client, route, body, inquiry, began)
         self._budget.request(began)
         try:
             await self._attempts(job)
+        except errors.RouterError as error:
+            _close(job.record, "shed" if isinstance(error, errors.Unavailable) else "upstream_error", error.code)
+            raise
+        except asyncio.CancelledError:
+            _close(job.record, "client_abort" if client.gone else "shed", None)
+            raise
         finally:
             self._finish(job)
 
@@ -119,6 +130,7 @@ class Dispatcher:
                 placement.release()
             if outcome is None:
                 return
+            _close(job.record, "retried", outcome.value)
             job.tried.append(placement.worker.id)
             job.cause = outcome
 
@@ -150,9 +162,15 @@ class Dispatcher:
 
     def _give_up(self, job: Job, error: errors.RouterError) -> None:
         """Pass on what a worker has said, if any has said something; else raise the error."""
-        if job.kept is None:
-            raise error
-        self._relay.send_kept(job, job.kept)
+        if job.kept is not None:
+            self._relay.send_kept(job, job.kept)
+            return
+        if isinstance(error, errors.ConnectFailed) and not any(
+            worker.usable for worker in self.registry.serving(job.inquiry.model)
+        ):
+            # The attempt was a last resort, and nobody was there.
+            raise errors.Unavailable("No worker is there to serve the request.", retry_after=2) from error
+        raise error
 
     async def _place(self, job: Job) -> Placement:
         job.client.stage = "queue"
@@ -268,3 +286,11 @@ class Dispatcher:
             if any(other is not worker for other in others) and self._budget.take(now):
                 job.failed_over = job.prepaid = True
                 task.cancel()
+
+
+def _close(record: DecisionRecord | None, outcome: str, error: str | None) -> None:
+    """What became of a decision that led to no answer."""
+    # An attempt that was to be followed by another stays the last one if nobody is left to ask.
+    if record is not None and record.outcome in (None, "retried"):
+        record.outcome = outcome
+        record.error = error

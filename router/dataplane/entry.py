@@ -15,6 +15,7 @@ from typing import Any
 
 from router import errors
 from router.dataplane.client import BodyBudget, Client
+from router.dataplane.decision_log import DecisionLog
 from router.dataplane.dispatch import Dispatcher
 from router.dataplane.headers import first
 from router.dataplane.server import RouterProtocol
@@ -35,7 +36,13 @@ class Entry:
     """One for all of a process; `control` gets what is not an inference request."""
 
     def __init__(
-        self, settings: Settings, dispatcher: Dispatcher, stored: StoredResponses, control: App, metrics: Metrics
+        self,
+        settings: Settings,
+        dispatcher: Dispatcher,
+        stored: StoredResponses,
+        control: App,
+        metrics: Metrics,
+        log: DecisionLog,
     ) -> None:
         self.control = control
         self.budget = BodyBudget(settings.limits.total_body_bytes)
@@ -44,6 +51,7 @@ class Entry:
         self._dispatcher = dispatcher
         self._stored = stored
         self._metrics = metrics
+        self._decision_log = log
         self._keys = Keys(settings.auth.api_keys)
         self._life = secrets.token_hex(6)
         self._count = itertools.count(1)
@@ -149,4 +157,6 @@ class Entry:
             self._metrics.shed.inc((error.code,))
         else:
             self._metrics.outcomes.inc(("upstream_error",))
+        if not isinstance(error, errors.ClientError):
+            self._decision_log.failed(client.request_id, error)
         client.answer_error(error)

@@ -62,11 +62,6 @@ class Relay:
         self._reveal = reveal
         self._homes: OrderedDict[str, str] = OrderedDict()
 
-    def pin(self, inquiry: Inquiry) -> None:
-        """A request that continues a stored response goes where that response is."""
-        if inquiry.prompt.previous_response:
-            inquiry.pinned = self._homes.get(inquiry.prompt.previous_response)
-
     def home(self, response_id: str) -> str | None:
         """The worker that keeps a stored response, if this replica saw it made."""
         return self._homes.get(response_id)
@@ -174,9 +169,13 @@ class Relay:
     def _remember_home(self, tap: Tap, placement: Placement) -> None:
         name = tap.response_id()
         if name is not None:
-            self._homes[name] = placement.worker.id
-            if len(self._homes) > MAX_RESPONSE_HOMES:
-                self._homes.popitem(last=False)
+            self.remember(name, placement.worker.id)
+
+    def remember(self, response_id: str, worker: str) -> None:
+        """A worker keeps this response."""
+        self._homes[response_id] = worker
+        if len(self._homes) > MAX_RESPONSE_HOMES:
+            self._homes.popitem(last=False)
 
     def _broken(
         self, job: Job, placement: Placement, response: UpstreamResponse, tap: Tap | None, error: errors.RouterError

@@ -6,6 +6,10 @@ workers one after the other until one does not answer 404.
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from uuid import uuid4
+
 from router import errors
 from router.dataplane.client import Client
 from router.dataplane.headers import returned_headers, upstream_head
@@ -13,9 +17,13 @@ from router.dataplane.pools import Pools
 from router.dataplane.relay import Relay, without_redirect
 from router.dataplane.upstream import UpstreamResponse
 from router.metrics import Metrics
+from router.routes import stored_response
 from router.workers.registry import Lease, Registry, Worker
 
+log = logging.getLogger("router")
+
 MAX_ASKED = 16
+FIND_SECONDS = 2.0
 ENDPOINT = "/v1/responses/{id}"
 
 
@@ -51,6 +59,36 @@ class StoredResponses:
             finally:
                 lease.end()
         raise failure or errors.NotFound(f"No worker keeps the response '{name}'.")
+
+    async def find(self, name: str) -> str | None:
+        """The worker that keeps a response: known from its making, or asked for; None if nobody has it in time."""
+        known = self._relay.home(name)
+        if known is not None or stored_response(f"/v1/responses/{name}") is None:
+            return known
+        try:
+            async with asyncio.timeout(FIND_SECONDS):
+                for worker in self._to_ask(name):
+                    if await self._keeps(worker, name):
+                        self._relay.remember(name, worker.id)
+                        return worker.id
+        except TimeoutError:
+            log.warning("no worker said in time whether it keeps a response")
+        return None
+
+    async def _keeps(self, worker: Worker, name: str) -> bool:
+        target = self._pools.of(worker)
+        path = f"/v1/responses/{name}".encode()
+        head = upstream_head(
+            b"GET", target.base_path + path, target.authority, [], None, uuid4().hex.encode(), target.authorization
+        )
+        try:
+            response = await target.pool.request(head, b"", method=b"GET")
+        except errors.RouterError:
+            return False
+        try:
+            return response.status == 200
+        finally:
+            response.close()
 
     def _to_ask(self, name: str) -> list[Worker]:
         usable = [worker for worker in self._registry if worker.usable]

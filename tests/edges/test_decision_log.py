@@ -11,12 +11,13 @@ from typing import TextIO
 
 import pytest
 
-from router.dataplane.decision_log import FLUSH_SECONDS, MAX_BATCH, NAME, DecisionLog
+from router.dataplane.decision_log import FLUSH_SECONDS, MAX_BATCH, MAX_FAILURES, NAME, DecisionLog
 from router.decisions import DecisionRecord
+from router.errors import ConnectFailed
 
 LINE = re.compile(
     r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} INFO router\.decisions: "
-    r"\[PREFIX\] hit: 905487f1 keeps 64/64 blocks \(slots=0 min=0 slack=3, ~12952 tokens\)\n"
+    r"\[PREFIX\] hit: 905487f1 keeps 64/64 blocks \(slots=0 min=0 slack=3, ~12952 tokens\) request=r1\n"
 )
 
 
@@ -98,3 +99,18 @@ async def test_a_full_disk_fails_nobody() -> None:
             log.add(record())
             log.flush()
     assert full.tried == 2
+
+
+async def test_a_retry_says_so_and_failures_come_counted(stream: io.StringIO) -> None:
+    log = DecisionLog()
+    second = record()
+    second.attempt = 2
+    log.add(second)
+    for number in range(MAX_FAILURES + 7):
+        log.failed(b"r%d" % number, ConnectFailed("nobody there"))
+    log.flush()
+    first, *failures, rest = stream.getvalue().splitlines()
+    assert first.endswith("request=r1 attempt=2")
+    assert len(failures) == MAX_FAILURES
+    assert failures[0].endswith("WARNING router.decisions: failed: 502 upstream_connect_failed request=r0")
+    assert rest.endswith("failed: 7 more requests")

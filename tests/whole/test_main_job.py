@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import threading
+import uuid
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
@@ -168,6 +169,39 @@ def test_a_burst_of_equal_cold_prompts_stays_together(rig: Rig) -> None:
         workers = Counter(pool.map(ask, range(8)))
     assert len(workers) <= 3
     assert max(workers.values()) >= 3
+
+
+def test_a_stored_response_is_continued_through_the_replica_that_did_not_make_it(rig: Rig) -> None:
+    for number in range(4):
+        body: dict[str, object] = {
+            "model": MODEL,
+            "input": f"keep this {number}",
+            "store": True,
+            "max_output_tokens": 4,
+        }
+        first = httpx.post(f"{rig.routers[0].url}/v1/responses", json=body, trust_env=False, timeout=30)
+        body = {**body, "input": "go on", "previous_response_id": first.json()["id"]}
+        second = httpx.post(f"{rig.routers[1].url}/v1/responses", json=body, trust_env=False, timeout=30)
+        assert second.status_code == 200
+        assert second.headers["x-router-worker"] == first.headers["x-router-worker"]
+
+
+def test_with_nobody_there_the_answer_says_so_and_the_decision_is_closed(build: Builder) -> None:
+    rig = build(workers=1)
+    router = rig.routers[0]
+    # Engines may refuse request ids that are no UUIDs.
+    uuid.UUID(chat(router.url, "hello").headers["x-request-id"])
+    rig.workers[0].kill()
+    for _ in until(10, "the worker to be given up"):
+        if router.get("/router/workers")["workers"][0]["state"] == "unready":
+            break
+    answer = chat(router.url, "is anybody there?")
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "no_worker_available"
+    assert int(answer.headers["retry-after"]) > 0
+    decisions = router.get("/router/decisions")["decisions"]
+    assert [decision["outcome"] for decision in decisions] == ["shed", "ok"]
+    assert decisions[0]["error"] == "no_worker_available"
 
 
 def test_bodies_reach_the_worker_byte_for_byte(rig: Rig) -> None:
