@@ -63,10 +63,11 @@ def backoff(failures: int) -> float:
 
 async def end(task: asyncio.Task[None]) -> None:
     """Cancel a task and wait for its end."""
-    # Once is not enough: up to Python 3.11 `asyncio.wait_for`, which the client library uses, may swallow it.
+    # Once is not enough: up to Python 3.11 `asyncio.wait_for`, which the client library uses, may swallow it. Too soon
+    # again would be too much: it would cut off what the task does to end in order.
     while not task.done():
         task.cancel()
-        await asyncio.wait([task], timeout=0.1)
+        await asyncio.wait([task], timeout=0.5)
 
 
 class RedisLink:
@@ -78,11 +79,17 @@ class RedisLink:
         self._silence_seconds = silence_seconds
         self._client: redis.asyncio.Redis | None = None
         self._place: Place | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        # Whether the subscription stands, and why this is not the place to be any more, once that is known.
+        self._inside = False
+        self._wrong: str | None = None
 
     def start(self, listener: Listener) -> None:
         """Begin to connect, in the background."""
-        self._task = asyncio.create_task(self._stay_subscribed(listener), name="sync-reader")
+        self._tasks = [
+            asyncio.create_task(self._stay_subscribed(listener), name="sync-reader"),
+            asyncio.create_task(self._watch(), name="sync-place"),
+        ]
 
     async def publish(self, message: bytes) -> None:
         """Hand a message to Redis, or raise LinkDown within a bounded time."""
@@ -99,8 +106,8 @@ class RedisLink:
 
     async def aclose(self) -> None:
         """Stop listening and close both connections."""
-        if self._task is not None:
-            await end(self._task)
+        for task in self._tasks:
+            await end(task)
         client, self._client = self._client, None
         if client is not None:
             await close(client)
@@ -134,7 +141,6 @@ class RedisLink:
         place = await self._places.find()
         client = await self._client_of(place)
         pubsub: PubSub = client.pubsub()
-        watch: asyncio.Task[None] | None = None
         try:
             async with asyncio.timeout(3 * IO_SECONDS):
                 await self._places.check(client)
@@ -142,11 +148,10 @@ class RedisLink:
                 self._take(await pubsub.get_message(timeout=IO_SECONDS), session)
             if not session.confirmed:
                 raise LinkDown("no answer")
-            watch = asyncio.create_task(self._watch(place, client), name="sync-place")
-            await self._read(pubsub, session, watch)
+            self._wrong, self._inside = None, True
+            await self._read(pubsub, session)
         finally:
-            if watch is not None:
-                await end(watch)
+            self._inside = False
             await pubsub.aclose()  # type: ignore[no-untyped-call]
 
     async def _client_of(self, place: Place) -> redis.asyncio.Redis:
@@ -157,26 +162,31 @@ class RedisLink:
                 await close(client)
         return self._client or self._places.client(place)
 
-    async def _watch(self, place: Place, client: redis.asyncio.Redis) -> None:
-        """Ends with LinkDown when Redis is elsewhere, as after a failover that left this server running."""
+    async def _watch(self) -> None:
+        """Notice when Redis is elsewhere, as after a failover that left the old server running."""
         while True:
             await asyncio.sleep(CHECK_SECONDS)
+            client, place = self._client, self._place
+            if client is None or not self._inside:
+                continue
             # While nobody can be asked, what works goes on working; whether it does is seen by listening.
             with contextlib.suppress(Exception):
-                if await self._places.find() != place:
-                    break
+                if await self._places.find() != place and client is self._client:
+                    self._wrong = "moved"
+                    continue
             try:
                 await self._places.check(client)
-            except LinkDown:
-                raise
+            except LinkDown as error:
+                self._wrong = str(error) if client is self._client else self._wrong
             except Exception:
-                continue
-        raise LinkDown("moved")
+                pass
+            if client is not self._client:  # and so it was closed meanwhile, before it was used once more here
+                await close(client)
 
-    async def _read(self, pubsub: PubSub, session: _Session, watch: asyncio.Task[None]) -> None:
+    async def _read(self, pubsub: PubSub, session: _Session) -> None:
         loop = asyncio.get_running_loop()
         heard = loop.time()
-        while not watch.done():
+        while self._wrong is None:
             message = await pubsub.get_message(timeout=IO_SECONDS)
             if message is not None:
                 self._take(message, session)
@@ -185,7 +195,7 @@ class RedisLink:
                 raise LinkDown("silence")
             # Messages that are in the buffer already come without a pause; requests must have their turn in between.
             await asyncio.sleep(0)
-        watch.result()
+        raise LinkDown(self._wrong)
 
     def _take(self, message: dict[str, Any] | None, session: _Session) -> None:
         if message is None:
