@@ -5,11 +5,22 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from router.errors import SettingsError
 from router.settings import Settings, load
+from router.workers.registry import worker_id
+
+# What each flag sets.
+FLAGS = {
+    "workers": "--worker",
+    "host": "--host",
+    "port": "--port",
+    "sync.redis_url": "--redis",
+    "policy.name": "--policy",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,24 +45,39 @@ def main(argv: Sequence[str] | None = None) -> int:
         return replay(arguments[1:])
     parsed = _parser().parse_args(arguments)
     try:
-        settings = load(parsed.config, _flags(parsed))
+        settings = load(parsed.config, _flags(parsed), FLAGS)
     except SettingsError as error:
         for problem in error.problems:
             print(f"prefix-router: {problem}", file=sys.stderr)
         return 2
+    obstacle = _obstacle(settings)
     if parsed.command == "check-config":
-        print(f"ok: {len(settings.workers)} workers, policy {settings.policy.name}")
-        return 0
-    return _serve(settings)
-
-
-def _serve(settings: Settings) -> int:
-    if not settings.workers and settings.auth.admin_key is None:
-        print("prefix-router: no workers: name them with --worker URL, or in the file under workers:", file=sys.stderr)
+        return _describe(settings, obstacle)
+    if obstacle is not None:
+        print(f"prefix-router: {obstacle}", file=sys.stderr)
         return 2
     from router.serving import run
 
     return run(settings)
+
+
+def _obstacle(settings: Settings) -> str | None:
+    """Why a replica with these settings, each right in itself, would be of no use."""
+    # With an admin key, workers may be added at run time.
+    if settings.workers or settings.auth.admin_key is not None:
+        return None
+    return "no workers: name them with --worker URL, in ROUTER_WORKERS, or in the file under workers:"
+
+
+def _describe(settings: Settings, obstacle: str | None) -> int:
+    if obstacle is not None:
+        print(f"prefix-router: the settings are right, but serve would refuse them: {obstacle}", file=sys.stderr)
+        return 2
+    count = len(settings.workers)
+    print(f"ok: {count} worker{'s' * (count != 1)}, policy {settings.policy.name}")
+    for worker in settings.workers:
+        print(f"{worker_id(worker.url)}  {worker.url}")
+    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -59,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="prefix-router",
         description="Routing proxy that sends each prompt to the vLLM worker that already holds its beginning.",
     )
+    parser.add_argument("--version", action="version", version=f"prefix-router {_version()}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     serve = commands.add_parser("serve", help="run one replica")
     check = commands.add_parser("check-config", help="read the settings and report every problem")
@@ -74,6 +101,13 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("fit", help="what a model's cache can reuse, from its config.json", add_help=False)
     commands.add_parser("replay", help="a trace through the policies, against modelled workers", add_help=False)
     return parser
+
+
+def _version() -> str:
+    try:
+        return version("prefix-router")
+    except PackageNotFoundError:
+        return "of a source tree that is not installed"
 
 
 def _flags(parsed: argparse.Namespace) -> dict[str, Any]:

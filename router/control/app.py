@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -25,11 +26,13 @@ from router.control.health import Health
 from router.control.models import Models
 from router.control.state import State
 from router.control.workers import Workers
+from router.routes import ROUTES
 from router.wire import usable_request_id
 
 __all__ = ["Control", "ControlContext", "create_control"]
 
 log = logging.getLogger("router")
+SHOWN_PATH = 100
 
 Endpoint = Callable[..., Awaitable[Response]]
 Guard = Callable[[Request], Awaitable[None]] | None
@@ -116,11 +119,29 @@ async def _refuse_route(request: Request, error: Exception) -> Response:
     if error.status_code == 405:
         allow = ", ".join(_verbs(request.app.routes, request.scope))
         return refusal(errors.MethodNotAllowed(f"Use {allow} on this route.", allow=allow))
-    return refusal(errors.UnknownRoute("The router does not serve this path."))
+    return refusal(errors.UnknownRoute(_no_such_path(request.app.routes, request.scope)))
 
 
 async def _refuse_failure(request: Request, error: Exception) -> Response:
     return refusal(errors.RouterError("The router failed to handle this request."))
+
+
+def _no_such_path(routes: list[BaseRoute], scope: Any) -> str:
+    """Names the path that was asked for, as much of it as is fit to be shown, and the known one that it resembles."""
+    path = str(scope["path"])
+    shown = re.sub("[^!-~]", "?", path[:SHOWN_PATH]) + "..." * (len(path) > SHOWN_PATH)
+    bare = path.rstrip("/")
+    for guess in (bare, f"/v1{bare}", bare.removeprefix("/v1")):
+        if guess != path and len(guess) <= SHOWN_PATH and _is_known(guess, routes):
+            return f"The router does not serve {shown}. Did you mean {guess}?"
+    return f"The router does not serve {shown}."
+
+
+def _is_known(path: str, routes: list[BaseRoute]) -> bool:
+    if path in ROUTES:
+        return True
+    # A route with a name in its path would match anything.
+    return any(getattr(route, "path", None) == path for route in routes)
 
 
 def _verbs(routes: list[BaseRoute], scope: Any) -> list[str]:

@@ -8,6 +8,8 @@ from router.errors import Forbidden, Unauthorized
 from router.keys import Keys
 from router.settings import AuthSettings
 
+_ADMIN_ONLY = "The admin key is required, as Authorization: Bearer ..."
+
 
 class Doors:
     """Guards for routes; each raises unless the request may pass.
@@ -29,14 +31,14 @@ class Doors:
     async def reader(self, request: Request) -> None:
         """Everybody, unless there is an admin key."""
         if self._admin and not self.is_admin(request):
-            raise Unauthorized("The admin key is required.")
+            raise Unauthorized(_ADMIN_ONLY)
 
     async def admin(self, request: Request) -> None:
         """The admin alone; without a configured key nobody."""
         if not self._admin:
             raise Forbidden("The fleet can't be changed over HTTP: no admin key is configured (auth.admin_key).")
         if not self.is_admin(request):
-            raise Unauthorized("The admin key is required.")
+            raise Unauthorized(_ADMIN_ONLY)
 
     def is_admin(self, request: Request) -> bool:
         """Whether the request carries the admin key."""

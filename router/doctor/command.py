@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     flags: dict[str, Any] = {"workers": arguments.worker} if arguments.worker else {}
     try:
-        settings = load(arguments.config, flags)
+        settings = load(arguments.config, flags, {"workers": "--worker"})
     except SettingsError as error:
         for problem in error.problems:
             sys.stderr.write(f"prefix-router doctor: {problem}\n")

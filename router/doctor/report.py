@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from router.doctor.facts import Facts, Probe
 from router.doctor.findings import Finding, Level
 from router.doctor.judge import PLAN, Judgement
+from router.workers.registry import worker_id
 
 _WIDTH = 110
 _MARKS = {Level.NOTE: "-", Level.ADVICE: "*", Level.PROBLEM: "!", Level.UNREACHABLE: "!"}
@@ -47,7 +48,7 @@ def as_text(diagnoses: Sequence[Diagnosis], fleet: Sequence[Finding]) -> str:
 
 def _head(facts: Facts) -> str:
     engine = f"vLLM {facts.version}" if facts.version is not None and facts.labels is not None else facts.version
-    parts = [facts.url, *filter(None, [engine, ", ".join(facts.models)])]
+    parts = [f"{worker_id(facts.url)}  {facts.url}", *filter(None, [engine, ", ".join(facts.models)])]
     profile = facts.profile
     if facts.labels is not None and profile.enabled is not False:
         parts.append(
@@ -98,6 +99,7 @@ def _worker(one: Diagnosis) -> dict[str, object]:
     facts, profile = one.facts, one.facts.profile
     known = facts.labels is not None
     answer: dict[str, object] = {
+        "worker": worker_id(facts.url),
         "url": facts.url,
         "reachable": facts.trouble is None,
         "version": facts.version,

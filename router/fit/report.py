@@ -33,7 +33,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.trace is not None:
             with arguments.trace.open(encoding="utf-8") as lines:
                 found = tally(read(lines), figures.rules)
-    except (ModelConfigError, OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        sys.stderr.write(f"prefix-router fit: {error.filename or 'reading'}: {error.strerror}\n")
+        return 2
+    except (ModelConfigError, UnicodeDecodeError) as error:
         sys.stderr.write(f"prefix-router fit: {error}\n")
         return 2
     prompts = arguments.prompt_tokens or ([] if found else list(DEFAULT_PROMPTS))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -34,8 +35,13 @@ class _FileSource(PydanticBaseSettingsSource):
         return dict(self.content)
 
 
-def load(file: Path | None = None, flags: Mapping[str, Any] | None = None) -> Settings:
-    """Settings from all sources; raises SettingsError with every problem found."""
+def load(
+    file: Path | None = None, flags: Mapping[str, Any] | None = None, flag_names: Mapping[str, str] | None = None
+) -> Settings:
+    """Settings from all sources; raises SettingsError with every problem found.
+
+    `flag_names` says what the command line calls a setting, by its path, such as `--redis` for `sync.redis_url`.
+    """
     content = _read_yaml(file) if file else {}
     problems = list(_unknown_environment(os.environ))
 
@@ -55,8 +61,12 @@ def load(file: Path | None = None, flags: Mapping[str, Any] | None = None) -> Se
         loaded = Loaded(**(flags or {}))
     except ValidationError as error:
         for item in error.errors():
-            place = _place(item["loc"], item["type"], flags or {}, content, file)
-            problems.append(f"{place}: {_reason(item['loc'], item['type'], item['msg'], place)}")
+            place = _flag(item["loc"], flags or {}, flag_names or {})
+            place = place or _place(item["loc"], item["type"], flags or {}, content, file)
+            reason = _reason(item["loc"], item["type"], item["msg"], place)
+            if item["type"] == "literal_error":
+                reason += _suggest_word(item["input"], item["msg"])
+            problems.append(f"{place}: {reason}")
         raise SettingsError(problems) from None
     if problems:
         raise SettingsError(problems)
@@ -122,6 +132,20 @@ def _place(
     return f"{file}: {path}" if file and _holds(content, location) else path
 
 
+def _flag(location: tuple[int | str, ...], flags: Mapping[str, Any], names: Mapping[str, str]) -> str | None:
+    """The flag that a value came from, and which one of several."""
+    if not _holds(flags, location):
+        return None
+    for depth in range(len(location), 0, -1):
+        flag = names.get(".".join(str(part) for part in location[:depth]))
+        if flag is None:
+            continue
+        number = location[depth] if len(location) > depth else None
+        several = isinstance(number, int) and len(flags[str(location[0])]) > 1
+        return f"{flag} (number {int(number or 0) + 1})" if several else flag
+    return None
+
+
 def _holds(data: Any, location: Iterable[int | str]) -> bool:
     for part in location:
         if not isinstance(data, Mapping | list | tuple):
@@ -154,7 +178,7 @@ def _unknown_environment(environ: Mapping[str, str]) -> Iterator[str]:
             inside = _inside(kind, part)
             if inside is None:
                 if kind is Settings or not _fields(kind):
-                    yield f"{name}: unknown setting{_suggest(part, kind, name)}"
+                    yield f"{name}: unknown setting{_suggest_nested(name) or _suggest(part, kind, name)}"
                 break
             kind = inside
 
@@ -177,3 +201,21 @@ def _suggest(key: str, group: object, place: str) -> str:
     if not close:
         return ""
     return f" (did you mean {close[0].upper() if place.upper().startswith(PREFIX) else close[0]}?)"
+
+
+def _suggest_nested(name: str) -> str:
+    """A variable whose groups are set off by one underscore where two are needed."""
+    rest = name[len(PREFIX) :]
+    for position in (found.start() for found in re.finditer("(?<!_)_(?!_)", rest)):
+        kind: object = Settings
+        for part in f"{rest[:position]}_{rest[position:]}".lower().split(NESTED):
+            kind = _inside(kind, part)
+        if kind is not None:
+            return f" (did you mean {name[: len(PREFIX)]}{rest[:position]}_{rest[position:]}, with two underscores?)"
+    return ""
+
+
+def _suggest_word(value: object, message: str) -> str:
+    """The allowed word that is closest; the message quotes all of them."""
+    close = difflib.get_close_matches(value, re.findall("'([^']*)'", message), n=1) if isinstance(value, str) else []
+    return f" (did you mean {close[0]}?)" if close else ""

@@ -351,3 +351,11 @@ def test_bad_flags_are_refused(capsys: pytest.CaptureFixture[str], arguments: tu
         main(["--model-config", str(MODELS / "llama-8b.json"), *arguments])
     assert caught.value.code == 2
     assert arguments[0] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("missing", ["--model-config", "--trace"])
+def test_a_file_that_is_not_there_is_one_line(missing: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = {"--model-config": str(MODELS / "llama-8b.json"), missing: str(tmp_path / "none")}
+    code, out, err = run(capsys, *(word for pair in files.items() for word in pair))
+    assert (code, out) == (2, "")
+    assert err == f"prefix-router fit: {tmp_path / 'none'}: No such file or directory\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from pydantic import ValidationError
 from router.__main__ import main
 from router.errors import SettingsError
 from router.settings import Settings, load, normalise_worker_url
+from router.workers.registry import worker_id
 
 Write = Callable[[str | bytes], Path]
 
@@ -188,6 +190,10 @@ def test_every_problem_is_reported_at_once_with_its_place(write: Write, monkeypa
         ("ROUTER_LOG__FILE__X", "unknown setting"),
         ("ROUTER_MODELS__M__REUSE__X", "unknown setting"),
         ("ROUTER_MODELS__M__REUSEX", "unknown setting (did you mean REUSE?)"),
+        (
+            "ROUTER_SYNC_REDIS_URL",
+            "unknown setting (did you mean ROUTER_SYNC__REDIS_URL, with two underscores?)",
+        ),
         ("ROUTER_SYNC__REDIS", "unknown setting (did you mean REDIS_URL?)"),
         ("ROUTER_SYNC__", "unknown setting"),
     ],
@@ -508,9 +514,14 @@ def test_the_same_host_may_serve_on_several_ports_and_paths() -> None:
     ("arguments", "line"),
     [
         (["serve"], "no workers"),
-        (["serve", "--worker", "http://a", "--worker", "http://a:80"], "workers: listed twice: http://a:80"),
-        (["serve", "--worker", "gpu1"], "workers.0.url: a worker URL starts with http:// or https://"),
-        (["check-config", "--worker", "http://u:p@a"], "workers.0.url: a worker URL must not carry a user"),
+        (["serve", "--worker", "http://a", "--worker", "http://a:80"], "--worker: listed twice: http://a:80"),
+        (["serve", "--worker", "gpu1"], "--worker: a worker URL starts with http:// or https://"),
+        (["serve", "--worker", "http://a", "--worker", "b"], "--worker (number 2): a worker URL starts with"),
+        (["serve", "--port", "70000"], "--port: Input should be less than"),
+        (["serve", "--redis", "http://a"], "--redis: "),
+        (["serve", "--policy", "slak"], "--policy: Input should be 'slack', 'power_of_two', 'least_loaded' or"),
+        (["check-config"], "the settings are right, but serve would refuse them: no workers"),
+        (["check-config", "--worker", "http://u:p@a"], "--worker: a worker URL must not carry a user"),
         (["serve", "--config", "/none.yaml"], "/none.yaml: No such file or directory"),
     ],
 )
@@ -524,6 +535,35 @@ def test_a_bad_worker_list_ends_the_command_with_one_line(
     assert only.startswith(f"prefix-router: {line}")
 
 
-def test_a_good_configuration_is_said_to_be_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_good_configuration_is_said_to_be_one_and_names_its_workers(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check-config", "--worker", "http://a", "--worker", "http://b"]) == 0
-    assert capsys.readouterr().out.startswith("ok: 2 workers")
+    head, *workers = capsys.readouterr().out.splitlines()
+    assert head == "ok: 2 workers, policy slack"
+    assert workers == [f"{worker_id(url)}  {url}" for url in ("http://a:80", "http://b:80")]
+
+
+def test_with_an_admin_key_workers_may_come_later(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ROUTER_AUTH__ADMIN_KEY", "key")
+    assert main(["check-config"]) == 0
+    assert capsys.readouterr().out == "ok: 0 workers, policy slack\n"
+
+
+def test_the_shipped_file_needs_workers_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    shipped = str(Path(__file__).resolve().parents[2] / "config" / "router.yaml")
+    assert main(["check-config", "--config", shipped]) == 2
+    assert "serve would refuse them: no workers" in capsys.readouterr().err
+    assert main(["check-config", "--config", shipped, "--worker", "http://a"]) == 0
+
+
+def test_a_word_that_is_nearly_right_is_guessed() -> None:
+    (problem,) = problems(None, {"policy": {"name": "slak"}})
+    assert problem.endswith("(did you mean slack?)")
+
+
+def test_the_version_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"prefix-router {version('prefix-router')}\n"

@@ -327,6 +327,25 @@ async def test_what_is_not_served_does_not_exist(path: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("/sleep", "The router does not serve /sleep."),
+        ("/chat/completions", "The router does not serve /chat/completions. Did you mean /v1/chat/completions?"),
+        ("/v1/v1/responses", "The router does not serve /v1/v1/responses. Did you mean /v1/responses?"),
+        ("/v1/tokenize", "The router does not serve /v1/tokenize. Did you mean /tokenize?"),
+        ("/models", "The router does not serve /models. Did you mean /v1/models?"),
+        ("/v1/metrics/", "The router does not serve /v1/metrics/. Did you mean /metrics?"),
+        ("/health/", "The router does not serve /health/. Did you mean /health?"),
+        ("/a%0Ab%1B%C3%A9%20", "The router does not serve /a?b???."),
+        ("/" + "x" * 200, f"The router does not serve /{'x' * 99}...."),
+    ],
+)
+async def test_an_unknown_path_is_named_as_far_as_it_is_fit_to_be_shown(path: str, message: str) -> None:
+    response = await Rig().call("GET", path)
+    assert response.json()["error"]["message"] == message
+
+
+@pytest.mark.parametrize(
     ("method", "path", "allow"),
     [
         ("POST", "/health", "GET, HEAD"),

@@ -14,6 +14,7 @@ import pytest
 
 from loadtest.simworker import SimConfig, SimWorker
 from router.doctor import main
+from router.workers.registry import worker_id
 
 GOOD = SimConfig(enable_prompt_tokens_details=True, time_scale=0.0)
 HYBRID = dataclasses.replace(GOOD, cache="hybrid", block_size=1600, num_gpu_blocks=127)
@@ -179,7 +180,7 @@ async def test_settings_name_workers_and_keys_and_the_text_is_for_people(
         code = await asyncio.to_thread(main, ["--config", str(file)])
     text = capsys.readouterr().out
     assert code == 0
-    assert text.startswith(f"{worker.url}  vLLM 0.33.0  sim-model  blocks of 16 tokens")
+    assert text.startswith(f"{worker_id(worker.url)}  {worker.url}  vLLM 0.33.0  sim-model  blocks of 16 tokens")
     assert "the first again" in text
     assert "Repeated prompts hit the cache (certain:" in text
     assert "right" not in text
