@@ -66,7 +66,7 @@ def _obstacle(settings: Settings) -> str | None:
     # With an admin key, workers may be added at run time.
     if settings.workers or settings.auth.admin_key is not None:
         return None
-    return "no workers: name them with --worker URL, in ROUTER_WORKERS, or in the file under workers:"
+    return "no workers: name them with --worker URL, in ROUTER_WORKERS, or under workers in the file"
 
 
 def _describe(settings: Settings, obstacle: str | None) -> int:
