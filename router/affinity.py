@@ -30,7 +30,7 @@ EvictionCause = Literal["capacity", "expired", "epoch"]
 CHORES = 256
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Delta:
     """What one use taught the map: blocks new for the worker, and the deepest block it already owned before them."""
 

@@ -16,9 +16,10 @@ from router.dataplane.admission import Admission
 from router.dataplane.decision_log import DecisionLog
 from router.dataplane.dispatch import Dispatcher
 from router.dataplane.entry import Entry
+from router.dataplane.gate import Bounds
 from router.dataplane.pools import Pools
 from router.dataplane.relay import Relay
-from router.dataplane.server import Bounds, RouterProtocol, protocol_class
+from router.dataplane.server import RouterProtocol, protocol_class
 from router.dataplane.stored import StoredResponses
 from router.dataplane.upstream_types import UpstreamLimits
 from router.decisions import DecisionRing

@@ -15,7 +15,7 @@ MAX_MODELS = 1_000
 TOLERANCE = 0.03
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Usage:
     """What an answer reported: prompt tokens, and how many of them came from the cache (None: not reported)."""
 

@@ -41,7 +41,8 @@ class Candidate(Protocol):
 C = TypeVar("C", bound=Candidate)
 
 
-@dataclass(frozen=True, slots=True)
+# Made for every request, and a frozen dataclass takes four times as long to make: nobody changes these all the same.
+@dataclass(slots=True)
 class Match:
     """What a worker is believed to hold of a prompt: blocks shared, and tokens its engine can resume from them.
 
@@ -70,7 +71,7 @@ class SlackTable:
         return self.above
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ask:
     """The request as a policy sees it.
 
@@ -87,7 +88,7 @@ class Ask:
     cut_off: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Decision(Generic[C]):
     """The chosen worker, why, and what the choice looked like."""
 

@@ -34,6 +34,10 @@ class Admission:
     def __len__(self) -> int:
         return sum(len(line) for line in self._lines.values())
 
+    def idle(self, model: str) -> bool:
+        """Nobody waits for this model, so that a request may be placed without standing in line."""
+        return not self._lines or model not in self._lines
+
     async def place(self, model: str, place: Place) -> Placement:
         """Call `place` until it yields; raises QueueFull, and whatever `place` raises."""
         line = self._lines.get(model)

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
-from router.dataplane.headers import Headers, first
+from router.dataplane.headers import Headers
 from router.errors import PayloadTooLarge, RouterError, Unavailable
 from router.routes import Route
 from router.wire import error_body, error_headers, usable_request_id
@@ -65,6 +65,7 @@ class Client:
         "_size",
         "disconnected",
         "expects",
+        "fields",
         "gone",
         "headers",
         "keep_alive",
@@ -94,7 +95,9 @@ class Client:
         self.path = path
         self.query = query
         self.headers: Headers = connection.headers
-        given = first(self.headers, b"x-request-id")
+        # The first value of each field; the list above has all of them in order.
+        self.fields = connection.fields
+        given = self.fields.get(b"x-request-id")
         self.request_id = given if given is not None and usable_request_id(given) else spare_id
         self.route: Route | None = None
         self.stored: tuple[str, str] | None = None

@@ -15,7 +15,7 @@ from router.dataplane.admission import Admission
 from router.dataplane.attempts import RULES, SPARE_SECONDS, Outcome, RetryBudget, outcome_of_error, outcome_of_status
 from router.dataplane.client import Client
 from router.dataplane.decision_log import DecisionLog
-from router.dataplane.headers import first, upstream_head
+from router.dataplane.headers import upstream_head
 from router.dataplane.pools import Pools
 from router.dataplane.relay import Kept, Relay, without_redirect
 from router.dataplane.stored import StoredResponses
@@ -98,7 +98,7 @@ class Dispatcher:
         """Serve one request of an inference route; raises RouterError while nothing was sent."""
         body = client.take_body()
         began = self._clock()
-        prompt = read_prompt(route.form, body, first(client.headers, b"content-type") or b"")
+        prompt = read_prompt(route.form, body, client.fields.get(b"content-type", b""))
         inquiry = self._selector.inquire(prompt)
         if prompt.previous_response:
             # Only the worker that keeps the response can continue it.
@@ -175,9 +175,13 @@ class Dispatcher:
     async def _place(self, job: Job) -> Placement:
         job.client.stage = "queue"
         inquiry = job.inquiry
-        placement = await self._admission.place(
-            inquiry.model, lambda: self._selector.place(inquiry, self._clock(), job.tried)
-        )
+        placement = None
+        if self._admission.idle(inquiry.model):
+            placement = self._selector.place(inquiry, self._clock(), job.tried)
+        if placement is None:
+            placement = await self._admission.place(
+                inquiry.model, lambda: self._selector.place(inquiry, self._clock(), job.tried)
+            )
         if job.cause is not None:
             self._metrics.retries.inc((job.cause.value,))
         self._describe(job, placement)

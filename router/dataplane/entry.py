@@ -17,7 +17,6 @@ from router import errors
 from router.dataplane.client import BodyBudget, Client
 from router.dataplane.decision_log import DecisionLog
 from router.dataplane.dispatch import Dispatcher
-from router.dataplane.headers import first
 from router.dataplane.server import RouterProtocol
 from router.dataplane.stored import ENDPOINT, StoredResponses
 from router.keys import Keys
@@ -105,16 +104,18 @@ class Entry:
     # ------------------------------------------------------------------------------------------------------
 
     def _check(self, client: Client) -> None:
-        headers = client.headers
-        if self._keys and not self._keys.admit(first(headers, b"authorization"), first(headers, b"x-api-key")):
+        fields = client.fields
+        if self._keys and not self._keys.admit(fields.get(b"authorization"), fields.get(b"x-api-key")):
             raise errors.Unauthorized("A valid API key is required.")
         allowed = b"GET" if client.stored is not None and not client.stored[1] else b"POST"
         if client.method != allowed:
             verb = allowed.decode()
             raise errors.MethodNotAllowed(f"Use {verb} on this route.", allow=verb)
-        if any(name == b"content-encoding" and value.lower() != b"identity" for name, value in headers):
+        if b"content-encoding" in fields and any(
+            name == b"content-encoding" and value.lower() != b"identity" for name, value in client.headers
+        ):
             raise errors.UnsupportedMediaType("Compressed request bodies are not accepted.")
-        declared = first(headers, b"content-length")
+        declared = fields.get(b"content-length")
         if declared is not None and int(declared) > client.limit:
             raise errors.PayloadTooLarge(f"The body is larger than {client.limit} bytes.")
 

@@ -44,18 +44,25 @@ def upstream_head(
     authorization: bytes | None,
 ) -> bytes:
     """The request head for a worker; `authorization` replaces the client's key where the worker has its own."""
+    dropped = _NOT_FORWARDED
     nominated = _nominated(headers)
-    parts = [method, b" ", target, b" HTTP/1.1\r\nhost: ", authority, b"\r\n"]
-    for name, value in headers:
-        if name in _NOT_FORWARDED or name in nominated or (authorization is not None and name in _CLIENT_KEYS):
-            continue
-        parts += (name, b": ", value, b"\r\n")
+    if nominated:
+        dropped = dropped | nominated
     if authorization is not None:
-        parts += (b"authorization: ", authorization, b"\r\n")
+        dropped = dropped | _CLIENT_KEYS
+    lines = [b"%b: %b\r\n" % pair for pair in headers if pair[0] not in dropped]
+    if authorization is not None:
+        lines.append(b"authorization: %b\r\n" % authorization)
     if length is not None:
-        parts.append(b"content-length: %d\r\n" % length)
-    parts += (b"x-request-id: ", request_id, b"\r\n\r\n")
-    return b"".join(parts)
+        lines.append(b"content-length: %d\r\n" % length)
+    fields = b"".join(lines)
+    return b"%b %b HTTP/1.1\r\nhost: %b\r\n%bx-request-id: %b\r\n\r\n" % (
+        method,
+        target,
+        authority,
+        fields,
+        request_id,
+    )
 
 
 def returned_headers(headers: Sequence[tuple[bytes, bytes]]) -> Headers:

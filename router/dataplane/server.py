@@ -11,13 +11,13 @@ import asyncio
 import itertools
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from router.dataplane.client import Client
+from router.dataplane.gate import Bounds, Gate
 from router.errors import BadRequest, HeadersTooLarge, PayloadTooLarge, RequestTimeout, RouterError
 from router.wire import error_body, plain_response
 
@@ -26,39 +26,6 @@ _ids = itertools.count(1)
 _READ_SLACK = 256 * 1024
 # A balancer may be writing into a kept connection while it is closed; so long such connections outlive the listener.
 _LINGER_SECONDS = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """What one connection may send and how long it may take; bytes and seconds."""
-
-    header_bytes: int = 32 * 1024
-    header_count: int = 100
-    body_bytes: int = 64 * 1024 * 1024
-    header_seconds: float = 10.0
-    body_seconds: float = 60.0
-    write_stall_seconds: float = 60.0
-    keep_alive_seconds: float = 75.0
-
-
-class Gate(Protocol):
-    """Who decides about requests: the data plane's entry."""
-
-    def admit(self, connection: RouterProtocol, method: bytes, path: bytes, query: bytes) -> Client | None:
-        """A client for an inference request, perhaps refused already; None for the control plane's requests."""
-        ...
-
-    def begin(self, client: Client) -> None:
-        """The request is whole and its turn has come."""
-        ...
-
-    def left(self, client: Client) -> None:
-        """The connection was lost before the request was whole."""
-        ...
-
-    def rejected(self, error: RouterError) -> None:
-        """A request was refused before it was one."""
-        ...
 
 
 class RouterProtocol(HttpToolsProtocol):
@@ -73,6 +40,7 @@ class RouterProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.rejection: RouterError | None = None
+        self.fields: dict[bytes, bytes] = {}
         # Deadlines are looked at by one sweep for all connections; a timer for each would cost more than a request.
         self.waiting_since = time.monotonic()
         self.waiting_for = "header"
@@ -351,6 +319,17 @@ class RouterProtocol(HttpToolsProtocol):
             self._reject(HeadersTooLarge(f"More than {self.bounds.header_count} header fields."))
 
     def _check_framing(self) -> None:
+        """Refuse what two readers of the same bytes could take for different requests; also fills `fields`."""
+        self.fields = fields = dict(reversed(self.headers))
+        usual = len(fields) == len(self.headers) and b"transfer-encoding" not in fields and b"expect" not in fields
+        if usual and b"host" in fields and self.parser.get_http_version() == "1.1":
+            length = fields.get(b"content-length")
+            if length is not None:
+                self._check_length(length.strip())
+        else:
+            self._check_unusual_framing()
+
+    def _check_unusual_framing(self) -> None:
         hosts = lengths = codings = 0
         for name, value in self.headers:
             if name == b"host":

@@ -17,7 +17,8 @@ import pytest
 import uvicorn
 
 from router.dataplane.client import BodyBudget, Client
-from router.dataplane.server import Bounds, RouterProtocol, protocol_class
+from router.dataplane.gate import Bounds
+from router.dataplane.server import RouterProtocol, protocol_class
 from router.errors import MethodNotAllowed, PayloadTooLarge, RouterError
 
 BOUNDS = Bounds(body_bytes=200_000, header_seconds=0.15, body_seconds=0.15, keep_alive_seconds=0.15)
