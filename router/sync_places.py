@@ -11,7 +11,8 @@ import contextlib
 import os
 import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,6 +41,18 @@ class Place(NamedTuple):
 
     host: str
     port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where to connect and as whom: a unix socket, or a host and port, with TLS if there is a context."""
+
+    host: str
+    port: int
+    path: str
+    context: ssl.SSLContext | None
+    credentials: Sequence[str]
+    db: int
 
 
 class _FromFile(CredentialProvider):
@@ -85,6 +98,21 @@ class Places:
     def client(self, place: Place) -> redis.asyncio.Redis:
         """A new client of the server there; no connection is made yet."""
         return _client(self._options, place)
+
+    def address(self, place: Place) -> Address:
+        """The same for a connection that is not the client library's."""
+        options = self._options
+        context = None
+        if options.get("connection_class") is SSLConnection:
+            tls = {name: value for name, value in options.items() if name.startswith("ssl_")}
+            context = SSLConnection(**tls).ssl_context.get()
+        provider = options.get("credential_provider")
+        if provider is not None:
+            credentials = provider.get_credentials()
+        else:
+            credentials = tuple(text for text in (options.get("username"), options.get("password")) if text)
+        path = "" if place.host else options["path"]
+        return Address(place.host, place.port, path, context, credentials, options.get("db", 0))
 
     async def find(self) -> Place:
         """The server on which to publish and to listen now; LinkDown if nobody knows."""

@@ -10,13 +10,14 @@ import asyncio
 import contextlib
 import logging
 import random
-from typing import Any, Protocol
+import time
+from typing import Protocol
 
 import redis.asyncio
-from redis.asyncio.client import PubSub
 from redis.exceptions import RedisError
 
 from router.sync_places import IO_SECONDS, LinkDown, Place, Places, close, command, in_words
+from router.sync_subscriber import Subscription
 
 __all__ = ["ATTEMPT_SECONDS", "Link", "LinkDown", "Listener", "RedisLink", "backoff", "end"]
 
@@ -140,19 +141,29 @@ class RedisLink:
         """Subscribe and read until something breaks, which it always ends with."""
         place = await self._places.find()
         client = await self._client_of(place)
-        pubsub: PubSub = client.pubsub()
+        subscription = Subscription(self._channel, sharded=self._places.sharded, receive=session.listener.receive)
         try:
             async with asyncio.timeout(3 * IO_SECONDS):
                 await self._places.check(client)
-                await (pubsub.ssubscribe if self._places.sharded else pubsub.subscribe)(self._channel)
-                self._take(await pubsub.get_message(timeout=IO_SECONDS), session)
-            if not session.confirmed:
-                raise LinkDown("no answer")
+                await subscription.open(self._places.address(place))
+            session.confirmed = True
+            logger.info("replica news: connected to %s", self._places.shown)
+            session.listener.linked()
             self._wrong, self._inside = None, True
-            await self._read(pubsub, session)
+            await self._stay(subscription)
         finally:
             self._inside = False
-            await pubsub.aclose()  # type: ignore[no-untyped-call]
+            subscription.close()
+
+    async def _stay(self, subscription: Subscription) -> None:
+        """Until something is wrong."""
+        while self._wrong is None:
+            await asyncio.wait([subscription.closed], timeout=IO_SECONDS)
+            if subscription.closed.done():
+                raise LinkDown(subscription.closed.result())
+            if time.monotonic() - subscription.heard > self._silence_seconds:
+                raise LinkDown("silence")
+        raise LinkDown(self._wrong)
 
     async def _client_of(self, place: Place) -> redis.asyncio.Redis:
         client = self._client
@@ -182,34 +193,6 @@ class RedisLink:
                 pass
             if client is not self._client:  # and so it was closed meanwhile, before it was used once more here
                 await close(client)
-
-    async def _read(self, pubsub: PubSub, session: _Session) -> None:
-        loop = asyncio.get_running_loop()
-        heard = loop.time()
-        while self._wrong is None:
-            message = await pubsub.get_message(timeout=IO_SECONDS)
-            if message is not None:
-                self._take(message, session)
-                heard = loop.time()
-            elif loop.time() - heard > self._silence_seconds:
-                raise LinkDown("silence")
-            # Messages that are in the buffer already come without a pause; requests must have their turn in between.
-            await asyncio.sleep(0)
-        raise LinkDown(self._wrong)
-
-    def _take(self, message: dict[str, Any] | None, session: _Session) -> None:
-        if message is None:
-            return
-        # A second confirmation on one connection means that the client library reconnected on its own.
-        if message["type"] in ("subscribe", "ssubscribe"):
-            if not session.confirmed:
-                logger.info("replica news: connected to %s", self._places.shown)
-            session.confirmed = True
-            session.listener.linked()
-        elif message["type"] in ("message", "smessage"):
-            session.listener.receive(message["data"])
-        elif message["type"] == "sunsubscribe":
-            raise LinkDown("moved")  # the slot has another owner now
 
     def _report(self, error: Exception, failures: int) -> None:
         # Only the first failure of an outage: a server that is down for a day must not fill the log.

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack
 
 import pytest
+import uvloop
 
 from router import sync, sync_places, sync_redis, sync_repair
 from tests.edges.sync.rig import Channel, LocalChannel, RedisChannel, sync_tasks
 from tests.redis_server import RedisServer
+
+# Where bytes and connections are handled, which differs between event loops.
+UNDER_BOTH_LOOPS = ("test_sync_subscriber.py", "test_sync_redis.py")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    both: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"uvloop": uvloop.new_event_loop}
+    if item.path.name in UNDER_BOTH_LOOPS:
+        both["asyncio"] = asyncio.new_event_loop
+    return both
 
 
 @pytest.fixture(autouse=True)

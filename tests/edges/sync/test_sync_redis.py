@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from redis.asyncio.retry import Retry
 
-from router import sync_places, sync_redis
+from router import sync_redis
 from router.sync_places import Places
 from tests.edges.sync.rig import HASHES, Replica, Stopwatch, make, pair, settings_for, sync_tasks, wait, wait_for_match
 from tests.redis_server import RedisServer
@@ -85,18 +84,6 @@ async def test_killed_connections_are_noticed_and_replaced(own_redis: RedisServe
         await wait(lambda: two.depth(HASHES) == 20 and one.load() == 1)
         await wait(lambda: one.sync.up and two.sync.up)
         lease.end()
-
-
-@pytest.mark.redis
-async def test_a_client_library_that_reconnects_by_itself_hides_nothing(
-    own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sync_places, "Retry", lambda pause, retries, supported_errors: Retry(pause, 5))
-    async with pair(own_redis.url) as (one, two):
-        await asyncio.to_thread(own_redis.call, "CLIENT", "KILL", "TYPE", "pubsub")
-        await wait(lambda: one.sync.resubscribed == two.sync.resubscribed == 1)
-        one.serve(HASHES)
-        await wait_for_match(two)
 
 
 def link_to(url: str, channel: str, silence_seconds: float) -> sync_redis.RedisLink:
