@@ -95,6 +95,8 @@ class Resync:
         self._theirs: deque[tuple[str, Digest]] = deque(maxlen=MAX_INCOMING)
         self._sketches: dict[str, tuple[float, Sketch]] = {}
         self._sketched = self._said = EVER
+        # How fast this map changed when it was sketched, in blocks a second, and how long that took.
+        self._pace = self._took = 0.0
         self._digest_due = float("inf")
 
     # -- what the rest of the sync uses ---------------------------------------------------------------------
@@ -281,12 +283,19 @@ class Resync:
             self._judge(sender, workers)
 
     async def _sketch(self) -> None:
+        began, changed = self._clock(), self._changes()
         self._sketches = {}
         for worker in self._registry:
             export = self._index.export(worker.id)
             if export is not None:
                 self._sketches[worker.id] = (export.epoch, await self._sketch_of(export))
         self._sketched = self._clock()
+        self._took = self._sketched - began
+        self._pace = max(0, self._changes() - changed) / max(self._took, 0.001)
+
+    def _changes(self) -> int:
+        """Grows by one with every block that comes or goes."""
+        return len(self._index) + 2 * sum(self._index.evictions.values())
 
     async def _sketch_of(self, export: Export) -> Sketch:
         sketch = Sketch()
@@ -319,4 +328,7 @@ class Resync:
         epoch, mine = self._sketches.get(theirs.worker, (worker.epoch, Sketch()))
         if epoch != theirs.epoch:
             return False
-        return difference(mine.packed(), theirs.sketch) > tolerance(max(mine.blocks, theirs.blocks))
+        blocks = max(mine.blocks, theirs.blocks)
+        # The other took about as long; twice, for the pace varies.
+        under_way = 2 * self._pace * (2 * self._took + FRESH_SECONDS / 4) * blocks / max(1, len(self._index))
+        return difference(mine.packed(), theirs.sketch) > tolerance(blocks, under_way)

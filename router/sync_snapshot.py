@@ -27,6 +27,8 @@ MAX_RAW = 62_000
 LEVEL = 1
 AT_ONCE = 256
 CELLS = 256
+# The largest difference that a sketch tells reliably from a larger one.
+_TELLING = 700.0
 
 _Age = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 
@@ -161,6 +163,11 @@ def difference(one: bytes, two: bytes) -> float:
     return -CELLS * math.log(max(1, CELLS - differing) / CELLS)
 
 
-def tolerance(blocks: int) -> float:
-    """How large a difference is normal, for news is always under way: beyond it something was lost."""
-    return min(700.0, 64.0 + blocks / 100)
+def tolerance(blocks: int, under_way: float = 0.0) -> float:
+    """How large a difference is normal: beyond it something was lost.
+
+    `under_way` blocks changed while both sides looked. Infinite where a sketch can't tell so many from all: a map that
+    changes so fast has forgotten in seconds what it missed.
+    """
+    allowed = 64.0 + blocks / 100 + under_way
+    return min(allowed, _TELLING) if under_way < _TELLING / 2 else math.inf

@@ -159,3 +159,9 @@ def test_sketches_of_another_length_differ_altogether() -> None:
 def test_some_difference_is_normal_and_a_large_one_never() -> None:
     assert [tolerance(blocks) for blocks in (0, 10_000, 1_000_000)] == [64.0, 164.0, 700.0]
     assert difference(Sketch().packed(), b"x") > 2 * tolerance(1_000_000)
+
+
+def test_what_changes_meanwhile_is_allowed_for_until_nothing_can_be_told() -> None:
+    assert tolerance(10_000, 100.0) == 264.0
+    assert tolerance(60_000, 300.0) == 700.0
+    assert difference(Sketch().packed(), b"x") < tolerance(10_000, 400.0)
