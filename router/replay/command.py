@@ -20,6 +20,7 @@ from router.replay.trace import TraceError
 from router.replay.worker import Engine
 
 HYBRID_BLOCK = 1_600
+BROKEN = "a process of the replay died, most likely for want of memory (try fewer --jobs)"
 PROFILES: dict[str, CacheProfile] = {
     "plain": CacheProfile(enabled=True),
     "open_block": CacheProfile(enabled=True, block_size=HYBRID_BLOCK, rule=Rule.OPEN_BLOCK),
@@ -28,11 +29,13 @@ PROFILES: dict[str, CacheProfile] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `prefix-router replay`; 0 if it was played, 2 with one line on stderr if it could not be."""
+    """Run `prefix-router replay`; 0 if it was played, 1 if a part was, 2 with one line on stderr if it could not be."""
     arguments = _parser().parse_args(argv)
     try:
         plan = _plan(arguments)
         study = carry_out(plan, arguments.jobs, _quiet if arguments.quiet else _note)
+        if not study.cells:
+            raise ValueError(BROKEN)
         sys.stdout.write(as_text(study))
         if arguments.json is not None:
             arguments.json.write_text(json.dumps(as_json(study), indent=1) + "\n")
@@ -41,7 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (TraceError, UnknownRule, OSError, ValueError) as error:
         sys.stderr.write(f"prefix-router replay: {error}\n")
         return 2
-    return 0
+    if study.broken:
+        sys.stderr.write(f"prefix-router replay: {BROKEN}; what was played until then is shown\n")
+    return 1 if study.broken else 0
 
 
 def _note(text: str) -> None:

@@ -29,8 +29,7 @@ PLOTS = ("ttft_mean", "ttft_p99", "end_mean")
 def as_html(study: Study) -> str:
     """The page."""
     body = [_head(study)]
-    for workload in study.plan.workloads:
-        name = workload.name
+    for name in study.workloads:
         body.append(f"<h2>{escape(name)}</h2>")
         body.append(
             f'<p class="note">{study.requests[name]:,} requests; full load is '

@@ -126,8 +126,10 @@ class ProductRule:
         if now - self._ticked >= TICK_SECONDS:
             self._ticked = now
             self.index.tick(now)
-        placement = self.selector.place(self.selector.inquire(prompt_of(job)), now)
+        inquiry = self.selector.inquire(prompt_of(job))
+        placement = self.selector.place(inquiry, now)
         assert placement is not None, "slots are never all taken"
+        inquiry.prompt.prefix = b""  # hashed; hundreds of KB for each request that waits
         self._placed[job.number] = placement
         job.believed = max(0, job.estimate - placement.decision.match.resumable)
         return self._numbers[placement.worker.id]

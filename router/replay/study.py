@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -73,13 +73,23 @@ class Cell:
 
 @dataclass(slots=True)
 class Study:
-    """All cells, and per workload its requests and its capacity in requests a second."""
+    """All cells, and per workload its requests and its capacity in requests a second.
+
+    `broken`: a process died, most likely for want of memory, and what is here is what there was by then.
+    """
 
     plan: Plan
     cells: list[Cell] = field(default_factory=list)
     requests: dict[str, int] = field(default_factory=dict)
     capacities: dict[str, float] = field(default_factory=dict)
     seconds_per_12000: dict[str, float] = field(default_factory=dict)
+    broken: bool = False
+
+    @property
+    def workloads(self) -> list[str]:
+        """Names of the workloads that were played."""
+        played = {cell.workload for cell in self.cells}
+        return [workload.name for workload in self.plan.workloads if workload.name in played]
 
     def cell(self, workload: str, load: float, rule: str) -> Cell | None:
         for cell in self.cells:
@@ -95,7 +105,10 @@ def carry_out(plan: Plan, processes: int, note: Note) -> Study:
         _carry_out(study, None, note)
     else:
         with ProcessPoolExecutor(processes) as pool:
-            _carry_out(study, pool, note)
+            try:
+                _carry_out(study, pool, note)
+            except BrokenExecutor:
+                study.broken = True
     return study
 
 

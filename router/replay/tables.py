@@ -69,8 +69,7 @@ def _ratio(pairs: Sequence[tuple[Cell, Cell]], name: str) -> float:
 def as_text(study: Study) -> str:
     """Tables in Markdown."""
     lines: list[str] = []
-    for workload in study.plan.workloads:
-        name = workload.name
+    for name in study.workloads:
         lines.append(f"## {name}")
         lines.append("")
         lines.append(f"{study.requests[name]:,} requests, full load {study.capacities[name]:.2f} requests/s.")

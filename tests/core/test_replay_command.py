@@ -6,12 +6,15 @@ import json
 import math
 import re
 import xml.etree.ElementTree as ElementTree
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from router.__main__ import main
+from router.replay import study
 from router.replay.capacity import KNEE, capacity_pace, window
 from router.replay.fleet import Fleet, Scenario
 from router.replay.generate import generate
@@ -81,8 +84,8 @@ def test_capacity_is_where_waiting_becomes_several_times_that_of_an_idle_fleet()
 
 def test_a_cell_is_even_within_two_errors_or_a_hundredth() -> None:
     plan = Plan((Workload("w"),), ("work", "other"), (0.5, 0.7, 0.85), 2, Scenario())
-    study = Study(plan, requests={"w": 1}, capacities={"w": 1.0}, seconds_per_12000={"work": 1.0})
-    study.cells = [
+    found_out = Study(plan, requests={"w": 1}, capacities={"w": 1.0}, seconds_per_12000={"work": 1.0})
+    found_out.cells = [
         cell("work", 0.5, 1.0, 1.0),
         cell("other", 0.5, 2.0, 2.0),
         cell("work", 0.7, 1.0, 1.2),
@@ -90,13 +93,13 @@ def test_a_cell_is_even_within_two_errors_or_a_hundredth() -> None:
         cell("work", 0.85, 1.0, 1.0),
         cell("other", 0.85, 0.995, 0.995),
     ]
-    (found,) = compare(study, "work")
+    (found,) = compare(found_out, "work")
     assert (found.better, found.even, found.worse) == (3, 6, 0)
     assert found.ratios["ttft_mean"] == pytest.approx((2.0 * 1.0 / 1.1 * 0.995) ** (1 / 3))
-    study.cells[3] = cell("other", 0.7, 0.5, 0.5)
-    (found,) = compare(study, "work")
+    found_out.cells[3] = cell("other", 0.7, 0.5, 0.5)
+    (found,) = compare(found_out, "work")
     assert (found.better, found.even, found.worse) == (3, 3, 3)
-    assert "| other | " in as_text(study)
+    assert "| other | " in as_text(found_out)
 
 
 # -- plots -----------------------------------------------------------------------------------------------------
@@ -168,6 +171,34 @@ def test_progress_is_told_and_processes_share_the_work(capsys: pytest.CaptureFix
     alone = capsys.readouterr()
     assert alone.out.split("The slowest")[0] == apart.out.split("The slowest")[0]
     assert alone.err == ""
+
+
+class Dying(ProcessPoolExecutor):
+    """A pool of which a process dies after so many tasks."""
+
+    lives = 0
+
+    def submit(self, task: Any, /, *arguments: Any, **named: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        if self.lives:
+            type(self).lives -= 1
+            future.set_result(task(*arguments, **named))
+        else:
+            future.set_exception(BrokenExecutor())
+        return future
+
+
+@pytest.mark.parametrize(("lives", "code", "rows"), [(0, 2, 0), (2, 1, 1), (5, 1, 2)])
+def test_what_was_played_before_a_process_died_is_shown(
+    lives: int, code: int, rows: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(study, "ProcessPoolExecutor", Dying)
+    monkeypatch.setattr(Dying, "lives", lives)
+    arguments = ["replay", "--generate", "short", "--policy", "work,least_loaded,round_robin", *SMALL, "--jobs", "2"]
+    assert main(arguments) == code
+    said = capsys.readouterr()
+    assert len(re.findall(r" ± .* ± ", said.out)) == rows
+    assert "a process of the replay died" in said.err
 
 
 @pytest.mark.parametrize(
