@@ -154,7 +154,8 @@ class Resync:
         """A message of another replica has come."""
         if heard.how == "after_hole":
             self._repair.miss(Need("gap", heard.since - GAP_MARGIN_SECONDS), sender)
-        elif heard.how == "found":
+        elif heard.how == "found" or (heard.how == "joined" and self._peers.blocks.get(sender)):
+            # Also one whose first word this is, if it has learned something before it could speak.
             self._found(sender)
         else:
             return
@@ -310,7 +311,8 @@ class Resync:
             for worker, (epoch, sketch) in self._sketches.items()
             if sketch.blocks
         ]
-        for begin in range(0, len(sums), MAX_SUMS):
+        # An empty one is said too: it asks the others for theirs.
+        for begin in range(0, max(1, len(sums)), MAX_SUMS):
             self._post(Digest(sums[begin : begin + MAX_SUMS]))
 
     def _judge(self, sender: str, differing: list[str]) -> None:

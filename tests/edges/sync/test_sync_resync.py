@@ -119,6 +119,17 @@ async def test_what_happens_meanwhile_is_not_overridden(channel: Channel) -> Non
     assert ages(two)[old] < 10.0
 
 
+async def test_one_that_has_learned_before_it_could_speak_is_asked_too() -> None:
+    async with AsyncExitStack() as stack:
+        channel = LocalChannel(stack)
+        one = await channel.replica(digest_seconds=60.0)
+        late = make(settings_for(None, digest_seconds=60.0), link=channel.bus.link())
+        fill(late, 1_000)
+        await started(late, stack)
+        await wait(lambda: len(one.index) == 1_000, seconds=0.4)
+        assert one.sync.repairs.asked["start"] == 1
+
+
 async def test_alone_a_replica_is_ready_soon(channel: Channel) -> None:
     began = time.monotonic()
     one = await channel.replica()
