@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import re
 import shutil
 import socket
 import subprocess
@@ -155,7 +156,10 @@ async def test_a_start_without_redis_is_degraded_and_gets_well(
     await wait(lambda: caplog.records)
     replica.serve(HASHES)
     assert replica.sync.up is False
-    assert f"127.0.0.1:{own_redis.port}: connection refused; serving without it" in caplog.text
+    # A busy machine may let the attempt's time run out before the refusal is seen.
+    said = re.search(rf"127\.0\.0\.1:{own_redis.port}: (.*); serving without it", caplog.text)
+    assert said is not None
+    assert said[1] in {"connection refused", "timed out"}
     assert "hunter2" not in caplog.text
     await replica.sync.aclose()
 
