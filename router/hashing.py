@@ -14,24 +14,17 @@ from hashlib import blake2b
 from xxhash import xxh3_64_intdigest
 
 BLOCK_BYTES = 512
-HORIZON_BYTES = 32 * 1024
-DENSE_BLOCKS = HORIZON_BYTES // BLOCK_BYTES
+DENSE_BYTES = 32 * 1024
+DENSE_BLOCKS = DENSE_BYTES // BLOCK_BYTES
 # Beyond the dense blocks, checkpoints divide every doubling of the prefix into this many steps.
 STEPS_PER_DOUBLING = 8
-LADDER_BYTES = 1 << 30
-
-
-def boundaries(prefix_bytes: int) -> list[int]:
-    """End offsets of the whole blocks of a prefix; the unfinished block at the end changes with the next turn.
-
-    Everything that must know where blocks lie asks here, so a deeper horizon only extends this list.
-    """
-    return list(range(BLOCK_BYTES, min(prefix_bytes, HORIZON_BYTES) + 1, BLOCK_BYTES))
+# Longer than any window of today, and what bounds the hashes of one request.
+HORIZON_BYTES = 8 << 20
 
 
 def _ladder() -> tuple[int, ...]:
-    ends = list(range(BLOCK_BYTES, HORIZON_BYTES + 1, BLOCK_BYTES))
-    while ends[-1] < LADDER_BYTES:
+    ends = list(range(BLOCK_BYTES, DENSE_BYTES + 1, BLOCK_BYTES))
+    while ends[-1] < HORIZON_BYTES:
         begin = ends[-1]
         step = begin // STEPS_PER_DOUBLING
         ends.extend(range(begin + step, 2 * begin + 1, step))
@@ -39,14 +32,21 @@ def _ladder() -> tuple[int, ...]:
 
 
 LADDER = _ladder()
+MOST_BLOCKS = len(LADDER)
 
 
-def ladder_boundaries(prefix_bytes: int) -> Sequence[int]:
-    """End offsets over the whole prefix: dense blocks to 32 KB, then 8 checkpoints a doubling (104 for 1 MB).
+def boundaries(prefix_bytes: int) -> Sequence[int]:
+    """End offsets of the whole blocks of a prefix; the unfinished block at the end changes with the next turn.
 
-    A longer prefix only adds offsets, so every earlier hash stays as it was.
+    Blocks of 512 bytes to 32 KB, then 8 checkpoints a doubling (104 offsets for 1 MB). A longer prefix only adds
+    offsets, so every earlier hash stays as it was. Everything that must know where blocks lie asks here.
     """
     return LADDER[: bisect_right(LADDER, prefix_bytes)]
+
+
+def end_of(blocks: int) -> int:
+    """The bytes that so many leading blocks stand for; 0 for none."""
+    return LADDER[blocks - 1] if blocks > 0 else 0
 
 
 def chain_start(secret: bytes, tenant: str, model: str, salt: str) -> int:
@@ -71,16 +71,23 @@ def hashes_at(prefix: bytes, start: int, ends: Sequence[int]) -> list[int]:
     add = hashes.append
     chain = start
     lower = 0
-    for upper in ends:
+    for upper in ends[:DENSE_BLOCKS]:
         chain = digest(prefix[lower:upper], chain)
         add(chain)
         lower = upper
+    if len(ends) > DENSE_BLOCKS:
+        # A view costs more than a copy of a small block, and less than one of a wide step.
+        view = memoryview(prefix)
+        for upper in ends[DENSE_BLOCKS:]:
+            chain = digest(view[lower:upper], chain)
+            add(chain)
+            lower = upper
     return hashes
 
 
 def fingerprint(secret: bytes) -> str:
     """Sixteen hex digits that agree exactly where two replicas would compute the same hashes."""
-    layout = f"v1:{BLOCK_BYTES}:{HORIZON_BYTES}".encode()
+    layout = f"v2:{BLOCK_BYTES}:{DENSE_BYTES}:{STEPS_PER_DOUBLING}:{HORIZON_BYTES}".encode()
     return blake2b(layout, key=_key(secret), digest_size=8).hexdigest()
 
 

@@ -23,6 +23,9 @@ LINE_BREAK = b"\\n"
 # vLLM drops system blocks that begin so.
 BILLING_HEADER = b"x-anthropic-billing-header"
 QUOTE, BRACKET = b'"['
+# What each piece of a prompt takes of the horizon beside its bytes, so that the work stays bounded where a body is
+# nothing but tiny pieces: 16,384 of them at most are looked at.
+PIECE_COST = 512
 # What is not of the usual shape is looked into up to this size.
 ODD_BYTES = 64 * 1024
 _NOTHING = Part()
@@ -30,7 +33,7 @@ OPENINGS = {role: ROLE + role.encode() for role in ("system", "developer", "user
 
 
 class Prefix:
-    """Collects canonical bytes up to the horizon and counts the rest."""
+    """Collects canonical bytes up to the horizon and counts the rest; where it ends depends on what comes before."""
 
     __slots__ = ("parts", "room", "size")
 
@@ -45,7 +48,7 @@ class Prefix:
         if self.room > 0:
             self.parts.append(mark)
             self.parts.append(raw if length <= self.room else memoryview(raw)[: self.room])
-            self.room -= length
+            self.room -= length + PIECE_COST
 
     def add_field(self, raw: Raw) -> None:
         """A value that enters as its JSON, if it is there at all."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from router.affinity import AffinityMap, Delta
 from router.cachemodel import resumable
 from router.calibration import TokenRatios
-from router.hashing import HORIZON_BYTES, hashes_at, ladder_boundaries
+from router.hashing import DENSE_BYTES, boundaries, hashes_at
 from router.policy import Match, Reason
 from router.prompt import Form, Prompt
 from router.replay.rules import MakeRule, News, Open, Rule, Setting
@@ -40,12 +40,12 @@ def whole_boundaries(prefix_bytes: int) -> Sequence[int]:
 
 def dense_boundaries(prefix_bytes: int) -> Sequence[int]:
     """The dense blocks alone."""
-    return ladder_boundaries(min(prefix_bytes, HORIZON_BYTES))
+    return boundaries(min(prefix_bytes, DENSE_BYTES))
 
 
 HORIZONS: Mapping[str, Horizon] = {
     "dense": dense_boundaries,
-    "ladder": ladder_boundaries,
+    "ladder": boundaries,
     "whole": whole_boundaries,
 }
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from xxhash import xxh3_64_intdigest
 
-from router.hashing import ladder_boundaries
+from router.hashing import boundaries
 
 ID_TOKENS = 512
 BYTES_PER_TOKEN = 4
@@ -164,7 +164,7 @@ def _of_decision(fields: Mapping[str, object], number: int) -> Request:
 
 def ids_of_hashes(hashes: Sequence[int], tokens: int, size: int, own: int) -> tuple[int, ...]:
     """Ids for each 512 tokens from the hashes of a prompt's boundaries; what lies behind the last is `own` alone."""
-    ends = ladder_boundaries(size)[: len(hashes)]
+    ends = boundaries(size)[: len(hashes)]
     ids = []
     for block in range(1, block_count(tokens) + 1):
         last = min(block * ID_TOKENS, tokens) * size // tokens

@@ -16,7 +16,7 @@ from router.affinity import AffinityMap, Delta, Touch
 from router.cachemodel import CacheProfile, Resumability, resumable
 from router.calibration import TokenRatios
 from router.errors import ModelNotFound, Unavailable
-from router.hashing import BLOCK_BYTES, DENSE_BLOCKS, block_hashes, chain_start
+from router.hashing import BLOCK_BYTES, MOST_BLOCKS, block_hashes, chain_start, end_of
 from router.policy import POLICIES, Ask, Decision, Match, Reason, SlackTable
 from router.prompt import Form, Prompt
 from router.settings import CacheSettings, ModelSettings, Settings
@@ -85,19 +85,23 @@ class Placement:
         match = self.decision.match
         if match.resumable <= 0:
             return 0
-        share = min(1.0, match.blocks * BLOCK_BYTES / max(1, self.inquiry.prompt.size))
+        share = min(1.0, end_of(match.blocks) / max(1, self.inquiry.prompt.size))
         hit = resumable(profile_of(self.worker, self.inquiry), int(share * prompt_tokens), prompt_tokens)
         return hit.tokens + hit.wait
 
     def step(self, prompt_tokens: int) -> int:
         """The coarser of the engine's and the map's steps, in tokens."""
-        block = BLOCK_BYTES * prompt_tokens // max(1, self.inquiry.prompt.size) + 1
-        return max(block, profile_of(self.worker, self.inquiry).unit)
+        size = self.inquiry.prompt.size
+        matched = self.decision.match.blocks
+        # What is shared ends somewhere before the next block's end, where one follows.
+        following = end_of(min(matched + 1, MOST_BLOCKS))
+        gap = max(BLOCK_BYTES, min(following, size) - end_of(matched))
+        return max(gap * prompt_tokens // max(1, size) + 1, profile_of(self.worker, self.inquiry).unit)
 
     @property
     def at_horizon(self) -> bool:
         """The match may go on where the map does not look."""
-        return self.decision.match.blocks == DENSE_BLOCKS
+        return self.decision.match.blocks == MOST_BLOCKS
 
 
 class Selector:
@@ -228,7 +232,7 @@ class Selector:
 
 
 def _worth(worker: Worker, blocks: int, inquiry: Inquiry) -> Match:
-    shared = blocks * BLOCK_BYTES * inquiry.tokens_per_byte
+    shared = end_of(blocks) * inquiry.tokens_per_byte
     hit: Resumability = resumable(profile_of(worker, inquiry), int(shared), inquiry.tokens)
     withheld = Reason(hit.reason) if hit.reason is not None else None
     return Match(blocks, hit.tokens, withheld)

@@ -28,7 +28,7 @@ from router.control.app import create_control
 from router.dataplane.attempts import Outcome
 from router.doctor import command as doctor
 from router.fit import report
-from router.hashing import BLOCK_BYTES, DENSE_BLOCKS, HORIZON_BYTES, boundaries
+from router.hashing import BLOCK_BYTES, DENSE_BLOCKS, DENSE_BYTES, boundaries
 from router.metrics import MAX_SERIES
 from router.policy import POLICIES, Reason
 from router.replay import command
@@ -326,7 +326,7 @@ def test_every_alert_is_explained() -> None:
 FIGURES = [
     (
         "how-it-decides.md",
-        f"The first {HORIZON_BYTES // 1024} KB of these bytes are cut into {DENSE_BLOCKS} blocks of {BLOCK_BYTES}.",
+        f"The first {DENSE_BYTES // 1024} KB of these bytes are cut into {DENSE_BLOCKS} blocks of {BLOCK_BYTES}.",
     ),
     ("how-it-decides.md", f"good for {Settings().affinity.tentative_seconds:.0f} seconds"),
     ("scale.md", f"| hashes of one request | {len(boundaries(1 << 30))}, "),

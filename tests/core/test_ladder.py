@@ -9,29 +9,40 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.hashing import boundaries, chain_start, hashes_at, ladder_boundaries
+from router.hashing import (
+    BLOCK_BYTES,
+    HORIZON_BYTES,
+    MOST_BLOCKS,
+    block_hashes,
+    boundaries,
+    chain_start,
+    end_of,
+)
 
 KB = 1024
 
 
 def test_the_dense_blocks_come_first() -> None:
     for size in (0, 511, 512, 32 * KB - 1, 32 * KB):
-        assert list(ladder_boundaries(size)) == boundaries(size)
+        assert list(boundaries(size)) == list(range(BLOCK_BYTES, size + 1, BLOCK_BYTES))
 
 
 def test_eight_checkpoints_a_doubling() -> None:
-    deep = [end // KB for end in ladder_boundaries(128 * KB) if end > 32 * KB]
+    deep = [end // KB for end in boundaries(128 * KB) if end > 32 * KB]
     assert deep == [36, 40, 44, 48, 52, 56, 60, 64, 72, 80, 88, 96, 104, 112, 120, 128]
 
 
-@pytest.mark.parametrize(("size", "count"), [(32 * KB, 64), (36 * KB - 1, 64), (64 * KB, 72), (1024 * KB, 104)])
+@pytest.mark.parametrize(
+    ("size", "count"), [(32 * KB, 64), (36 * KB - 1, 64), (64 * KB, 72), (1024 * KB, 104), (1 << 30, 128)]
+)
 def test_how_many_there_are(size: int, count: int) -> None:
-    assert len(ladder_boundaries(size)) == count
+    assert len(boundaries(size)) == count
 
 
 def test_what_a_checkpoint_leaves_out_is_at_most_an_eighth() -> None:
-    ends = ladder_boundaries(1 << 30)
-    assert ends[-1] == 1 << 30
+    ends = boundaries(1 << 30)
+    assert ends[-1] == HORIZON_BYTES
+    assert len(ends) == MOST_BLOCKS
     assert all(after - before <= max(512, before // 8) for before, after in pairwise(ends))
 
 
@@ -40,15 +51,19 @@ def test_appending_leaves_every_hash_as_it_was(size: int, longer: int) -> None:
     start = chain_start(b"", "", "m", "")
     whole = random.Random(size).randbytes(size + longer)
     prefix, more = whole[:size], whole[size:]
-    before = hashes_at(prefix, start, ladder_boundaries(len(prefix)))
-    after = hashes_at(prefix + more, start, ladder_boundaries(len(prefix + more)))
+    before = block_hashes(prefix, start)
+    after = block_hashes(prefix + more, start)
     assert after[: len(before)] == before
 
 
 def test_a_change_changes_every_hash_from_there_on() -> None:
     start = chain_start(b"", "", "m", "")
     prefix = bytes(200 * KB)
-    ends = ladder_boundaries(len(prefix))
     changed = prefix[: 50 * KB] + b"x" + prefix[50 * KB + 1 :]
-    same = [a == b for a, b in zip(hashes_at(prefix, start, ends), hashes_at(changed, start, ends), strict=True)]
-    assert same == [end <= 50 * KB for end in ends]
+    same = [a == b for a, b in zip(block_hashes(prefix, start), block_hashes(changed, start), strict=True)]
+    assert same == [end <= 50 * KB for end in boundaries(len(prefix))]
+
+
+def test_a_number_of_blocks_stands_for_the_bytes_up_to_its_end() -> None:
+    assert [end_of(blocks) for blocks in (0, 1, 64, 65, 72)] == [0, 512, 32 * KB, 36 * KB, 64 * KB]
+    assert [end_of(blocks) for blocks in range(1, MOST_BLOCKS + 1)] == list(boundaries(HORIZON_BYTES))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import copy
 import json
+import random
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.hashing import BLOCK_BYTES, HORIZON_BYTES, block_hashes, chain_start
+from router.hashing import HORIZON_BYTES, block_hashes, boundaries, chain_start
 from router.prompt import MEDIA_BYTES, Form, Prompt, read_prompt
 
 Json = dict[str, Any]
@@ -296,7 +297,7 @@ def test_a_partially_shared_prompt_matches_exactly_as_far_as_it_shares(
     first, second = (read(Form.CHAT, {"messages": shared + rest}) for rest in (mine, theirs))
     bytes_shared = common(first.prefix, second.prefix)
     assert bytes_shared >= len(both.prefix)
-    assert common(hashes(first), hashes(second)) == bytes_shared // BLOCK_BYTES
+    assert common(hashes(first), hashes(second)) == len(boundaries(bytes_shared))
 
 
 def chat(**fields: Any) -> Json:
@@ -530,12 +531,13 @@ def test_the_size_is_that_of_the_canonical_bytes_and_the_media(messages: list[Js
 
 
 def test_beyond_the_horizon_only_the_size_grows() -> None:
-    messages = [{"role": "user", "content": "x" * 1000} for _ in range(100)]
+    messages = [{"role": "user", "content": "x" * 100_000} for _ in range(100)]
     image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": FIVE_MEGABYTES}}]}
     listed = {"role": "user", "content": [{"type": "text", "text": "x" * 5000}] * 2}
     call = {"role": "assistant", "tool_calls": [{"id": "t", "function": {"arguments": "x" * 5000}}]}
     plain = read(Form.CHAT, {"messages": messages})
-    assert 100_000 <= plain.size <= 101_000
+    assert 10_000_000 <= plain.size <= 10_001_000
+    assert len(plain.prefix) < plain.size
     for more, least, most in ((image, MEDIA_BYTES, MEDIA_BYTES + 100), (listed, 10_000, 10_100), (call, 5_000, 5_100)):
         grown = read(Form.CHAT, {"messages": [*messages, more]})
         assert grown.prefix == plain.prefix
@@ -545,9 +547,33 @@ def test_beyond_the_horizon_only_the_size_grows() -> None:
 
 
 def test_the_horizon_cuts_the_prefix_exactly() -> None:
-    for size in (HORIZON_BYTES - 10, HORIZON_BYTES, HORIZON_BYTES + 10, 1 << 20):
+    for size in (1 << 20, HORIZON_BYTES - 10, HORIZON_BYTES, HORIZON_BYTES + 10, 9 << 20):
         prompt = read(Form.COMPLETIONS, {"prompt": "x" * size})
         assert len(prompt.prefix) == min(HORIZON_BYTES, size + 1)
         assert prompt.size == size + 1
-    many = read(Form.CHAT, {"messages": [{"role": "user", "content": "word"}] * 10_000})
-    assert len(many.prefix) == HORIZON_BYTES
+
+
+def test_a_mass_of_tiny_messages_reaches_the_horizon_early_and_grows_all_the_same() -> None:
+    messages = [{"role": "user", "content": "word"}] * 16_000
+    before, at, after = (read(Form.CHAT, {"messages": messages * times}) for times in (1, 2, 3))
+    assert len(before.prefix) == before.size
+    assert before.size < len(at.prefix) < at.size
+    assert at.prefix.startswith(before.prefix)
+    assert after.prefix == at.prefix
+
+
+def test_a_deep_conversation_keeps_every_hash_when_it_goes_on() -> None:
+    """Over the whole prompt, not only where blocks are small: each turn only adds hashes."""
+    rng = random.Random(1)
+    said: list[Json] = [{"role": "system", "content": "rules " * 9_000}]
+    seen: list[int] = []
+    for turn in range(24):
+        call = [{"id": f"c{turn}", "type": "function", "function": {"name": "look", "arguments": '{"at": "x"}'}}]
+        said.append({"role": "user", "content": f"{turn} " + "".join(rng.choices('wor d"\n\\é', k=2_000))})
+        said.append({"role": "assistant", "content": None, "tool_calls": call})
+        said.append({"role": "tool", "tool_call_id": f"c{turn}", "content": [{"type": "text", "text": "y" * 9_000}]})
+        found = hashes(read(Form.CHAT, {"messages": said}))
+        assert found[: len(seen)] == seen
+        assert len(found) == len(boundaries(len(read(Form.CHAT, {"messages": said}).prefix)))
+        seen = found
+    assert len(seen) > 64 + 3 * 8

@@ -328,7 +328,8 @@ def test_memory_does_not_grow_with_the_number_of_tiny_things() -> None:
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak < 1 << 20
+    # The prompt itself, once.
+    assert peak < len(body) + (1 << 20)
     assert prompt.size > 5_000_000
 
 
@@ -340,8 +341,8 @@ def test_a_flat_prompt_still_grows_by_appending() -> None:
     for form, key in ((Form.CHAT, "messages"), (Form.MESSAGES, "messages"), (Form.RESPONSES, "input")):
         bodies = [{"model": "m", "tools": [{"name": "t"}], key: turn} for turn in (messages, grown)]
         first, second = (read(form, body) for body in bodies)
-        assert len(first.prefix) == HORIZON_BYTES
-        assert first.prefix == second.prefix
+        assert len(first.prefix) == first.size > 2_000_000
+        assert second.prefix.startswith(first.prefix)
         assert second.size - first.size == len(json.dumps(grown)) - len(json.dumps(messages))
         other = read(form, bodies[0] | {"tools": [{"name": "u"}]})
         assert other.prefix != first.prefix

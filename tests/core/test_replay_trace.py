@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from router.decisions import DecisionRecord
-from router.hashing import chain_start, hashes_at, ladder_boundaries
+from router.hashing import boundaries, chain_start, hashes_at
 from router.replay.generate import KINDS, Agents, generate
 from router.replay.trace import (
     ID_TOKENS,
@@ -125,7 +125,7 @@ def test_ids_of_a_log_are_equal_where_prompts_are() -> None:
     second = bytes(shared) + b"b" * (size - shared)
     tokens = size // 4
     ids = [
-        ids_of_hashes(hashes_at(prefix, start, ladder_boundaries(size)), tokens, size, own)
+        ids_of_hashes(hashes_at(prefix, start, boundaries(size)), tokens, size, own)
         for own, prefix in enumerate((first, second))
     ]
     assert len(ids[0]) == block_count(tokens)
