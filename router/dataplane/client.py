@@ -20,6 +20,7 @@ from router.wire import error_body, error_headers, usable_request_id
 
 if TYPE_CHECKING:
     from router.dataplane.server import RouterProtocol
+    from router.dataplane.upstream import UpstreamResponse
 
 _RESET: Final = struct.pack("ii", 1, 0)
 _STATUS_LINES: Final = {
@@ -83,6 +84,7 @@ class Client:
         "stored",
         "task",
         "turn",
+        "upstream",
         "version_10",
         "whole",
     )
@@ -117,6 +119,8 @@ class Client:
         self.stage = "body"
         self.refusal: RouterError | None = None
         self.task: asyncio.Task[Any] | None = None
+        # The answer that is poured into this client.
+        self.upstream: UpstreamResponse | None = None
         self._connection = connection
         self._budget = budget
         self._pieces: list[bytes] = []
@@ -208,6 +212,11 @@ class Client:
     def paused(self) -> bool:
         """The client reads more slowly than it is written to."""
         return self._connection.flow.write_paused
+
+    def writable(self) -> None:
+        """The client has read enough to be written to again."""
+        if self.upstream is not None:
+            self.upstream.resume()
 
     async def drain(self) -> None:
         """Wait until the client has read enough; the connection's write stall bounds it."""

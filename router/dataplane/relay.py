@@ -13,6 +13,7 @@ from router.calibration import TokenRatios, Usage, Verdict, judge
 from router.dataplane.attempts import Outcome, outcome_of_status
 from router.dataplane.client import Client
 from router.dataplane.headers import Headers, first, returned_headers
+from router.dataplane.passage import Passage
 from router.dataplane.sse import Tap
 from router.dataplane.upstream import UpstreamResponse
 from router.decisions import DecisionRecord
@@ -94,64 +95,45 @@ class Relay:
 
     async def run(self, job: Job, placement: Placement, response: UpstreamResponse) -> None:
         """Pass a whole answer on; a failure after the first byte ends it visibly broken."""
-        try:
-            await self._run(job, placement, response)
-        finally:
-            response.close()
-
-    async def _run(self, job: Job, placement: Placement, response: UpstreamResponse) -> None:
         client = job.client
         client.stage = "stream"
         job.body = b""
         client.let_body_go()
-        tap = self._tap(job, response)
-        piece = response.read_nowait()
-        if tap is not None:
-            tap.feed(piece)
-        pending = tap is not None and tap.only_comments
-        if not pending:
-            self._answered(job, placement, response, tap)
+        passage = Passage(self, job, placement, response, self._clock)
+        try:
+            passage.begin()
+            await passage.wait()
+        except asyncio.CancelledError:
+            if passage.over:
+                return
+            if not client.gone:
+                # The server's grace is over.
+                passage.end(b"", errors.Draining("This replica is shutting down."))
+            elif passage.tap is not None and passage.tap.finished:
+                self.complete(passage)
+            else:
+                raise
+        finally:
+            client.upstream = None
+            response.close()
+
+    def start(self, passage: Passage) -> None:
+        """The head of the answer."""
+        job, response = passage.job, passage.response
         headers = returned_headers(response.headers)
         self._reveal_decision(job, headers)
-        client.start(response.status, headers, response.content_length)
-        try:
-            while not response.complete:
-                client.write(piece, more=True)
-                if client.paused:
-                    await client.drain()
-                piece = await response.read()
-                if not piece:
-                    break
-                # Probes may starve on a busy worker; bytes of an answer say that it lives.
-                placement.worker.last_served = self._clock()
-                if tap is not None:
-                    tap.feed(piece)
-                    if pending and not tap.only_comments:
-                        pending = False
-                        self._answered(job, placement, response, tap)
-        except errors.RouterError as error:
-            self._broken(job, placement, response, tap, error)
-            return
-        except asyncio.CancelledError:
-            if client.gone:
-                if tap is None or not tap.finished:
-                    raise
-                self._complete(job, placement, response, tap)
-                return
-            # The server's grace is over.
-            self._broken(job, placement, response, tap, errors.Draining("This replica is shutting down."))
-            return
-        client.write(piece, more=False)
-        self._complete(job, placement, response, tap)
+        job.client.start(response.status, headers, response.content_length)
 
-    def _tap(self, job: Job, response: UpstreamResponse) -> Tap | None:
+    def tap(self, job: Job, response: UpstreamResponse) -> Tap | None:
+        """A tap where the answer may say something of the cache."""
         if response.status >= 300 or job.route.form not in WITH_PREFIX:
             return None
         kind = first(response.headers, b"content-type") or b""
         return Tap(events=kind.startswith(b"text/event-stream"))
 
-    def _answered(self, job: Job, placement: Placement, response: UpstreamResponse, tap: Tap | None) -> None:
+    def answered(self, passage: Passage) -> None:
         """The first byte is here: the worker works, and if it served the prompt it owns it now."""
+        job, placement, response, tap = passage.job, passage.placement, passage.response, passage.tap
         now = self._clock()
         placement.lease.first_byte()
         if outcome_of_status(response.status) is Outcome.ANSWERED:
@@ -177,20 +159,22 @@ class Relay:
         if len(self._homes) > MAX_RESPONSE_HOMES:
             self._homes.popitem(last=False)
 
-    def _broken(
-        self, job: Job, placement: Placement, response: UpstreamResponse, tap: Tap | None, error: errors.RouterError
-    ) -> None:
-        self._metrics.upstream_errors.inc((placement.worker.id, "midstream"))
+    def broken(self, passage: Passage, error: errors.RouterError) -> None:
+        """The answer has failed after its first byte: say so where that can be seen, and break off."""
+        client, tap, response = passage.job.client, passage.tap, passage.response
+        self._metrics.upstream_errors.inc((passage.placement.worker.id, "midstream"))
         told = tap is not None and tap.events and tap.between_events and _may_be_added_to(response)
         if told:
-            job.client.write(error_event(error), more=True)
-        job.client.break_off(told=told)
-        self._count(job, job.client.status, "midstream_abort")
+            client.write(error_event(error), more=True)
+        client.break_off(told=told)
+        self._count(passage.job, client.status, "midstream_abort")
 
-    def _complete(self, job: Job, placement: Placement, response: UpstreamResponse, tap: Tap | None) -> None:
-        self._count(job, response.status, "upstream_error" if response.status >= 500 else "ok")
-        if tap is not None:
-            self._calibrate(job, placement, tap.usage())
+    def complete(self, passage: Passage) -> None:
+        """The answer is whole."""
+        status = passage.response.status
+        self._count(passage.job, status, "upstream_error" if status >= 500 else "ok")
+        if passage.tap is not None:
+            self._calibrate(passage.job, passage.placement, passage.tap.usage())
 
     def _calibrate(self, job: Job, placement: Placement, usage: Usage | None) -> None:
         """Join what was predicted with what the engine reports."""

@@ -75,6 +75,8 @@ class RouterProtocol(HttpToolsProtocol):
     def resume_writing(self) -> None:
         super().resume_writing()
         self.stalled_since = None
+        if self._serving is not None:
+            self._serving.writable()
 
     def data_received(self, data: bytes) -> None:
         if self.rejection is not None:

@@ -1,7 +1,7 @@
 """One connection to a worker, and the answer that is on it.
 
-The socket's callbacks do the work: bytes go through the parser, land in the response, and wake the one task that
-waits. Nothing here creates tasks or timers; the pool looks at `deadline` now and then.
+The socket's callbacks do the work: bytes go through the parser and on to a sink, or land in the response and wake the
+one task that waits. Nothing here creates tasks or timers; the pool looks at `deadline` now and then.
 """
 
 from __future__ import annotations
@@ -29,8 +29,21 @@ class ConnectionOwner(Protocol):
         """The connection is closed."""
 
 
+class Sink(Protocol):
+    """Takes an answer's body from within the connection's callback, with no task in between. Must not raise."""
+
+    def take(self, data: bytes) -> bool:
+        """More of the body, at least a byte; False when nothing more may be read until `resume` is called."""
+
+    def end(self, data: bytes, error: errors.RouterError | None) -> None:
+        """The end, once, with what is left of the body before it; the error says why it is not a clean one."""
+
+
 class UpstreamResponse:
-    """The answer to one request; ends when it is complete, failed or closed, and then holds no connection."""
+    """The answer to one request; ends when it is complete, failed or closed, and then holds no connection.
+
+    Its body is read by one task, or poured into a sink from some moment on.
+    """
 
     __slots__ = (
         "_connection",
@@ -41,10 +54,12 @@ class UpstreamResponse:
         "_waiter",
         "content_length",
         "headers",
+        "sink",
         "status",
     )
 
     status: int
+    sink: Sink | None
     headers: list[tuple[bytes, bytes]]  # names in lower case, wire order
     content_length: int | None  # as declared; None when chunked or until close
 
@@ -55,6 +70,7 @@ class UpstreamResponse:
         self._waiter: asyncio.Future[None] | None = None
         self._error: errors.RouterError | None = None
         self._ended = False
+        self.sink = None
         self.status = 0
         self.headers = []
         self.content_length = None
@@ -74,8 +90,7 @@ class UpstreamResponse:
         pieces = self._pieces
         if not pieces:
             return b""
-        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        pieces.clear()
+        data = self._taken()
         if self._connection is not None:
             self._connection.consumed()
         return data
@@ -103,8 +118,29 @@ class UpstreamResponse:
         finally:
             self._waiter = None
 
+    def pour(self, sink: Sink) -> None:
+        """Give the sink what is at hand and all that comes; it may have ended when this returns."""
+        self.sink = sink
+        if self._ended:
+            sink.end(self._taken(), self._error)
+        elif self._pieces and self._connection is not None:
+            connection = self._connection
+            if sink.take(self._taken()):
+                connection.consumed()
+            else:
+                connection.hold()
+
+    def resume(self) -> None:
+        """The sink may be given more again."""
+        if self._connection is not None:
+            self._connection.consumed()
+
     def close(self) -> None:
-        """Give up what has not been read; an unfinished answer's connection is aborted at once."""
+        """Give up what has not been read; an unfinished answer's connection is aborted at once.
+
+        A sink hears nothing of it.
+        """
+        self.sink = None
         if self._connection is not None:
             self._connection.fail(errors.ClientGone("The response was closed before its end."))
         elif self._pieces:
@@ -122,12 +158,21 @@ class UpstreamResponse:
         self._connection = None
         self._ended = True
         self._error = error
-        self.wake()
+        if self.sink is not None:
+            self.sink.end(self._taken(), error)
+        else:
+            self.wake()
 
     def wake(self) -> None:
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
+
+    def _taken(self) -> bytes:
+        pieces = self._pieces
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
+        return data
 
 
 class UpstreamConnection(asyncio.Protocol):
@@ -250,6 +295,12 @@ class UpstreamConnection(asyncio.Protocol):
             self.deadline = self._loop.time() + self._limits.idle_seconds
             self._transport.resume_reading()
 
+    def hold(self) -> None:
+        """The pieces at hand were taken, and no more are wanted for now."""
+        self._parser.buffered = 0
+        if not self.closed:
+            self._pause()
+
     # -- called by the event loop --------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -273,6 +324,9 @@ class UpstreamConnection(asyncio.Protocol):
         if parser.done:
             self._complete(response)
         elif parser.buffered:
+            if response.sink is not None:
+                self._pour(response, response.sink)
+                return
             if not response.status:
                 response.show_head(parser)
             if parser.buffered > self._limits.read_buffer:
@@ -311,6 +365,17 @@ class UpstreamConnection(asyncio.Protocol):
         else:
             self.abort()
         response.finish(None)
+
+    def _pour(self, response: UpstreamResponse, sink: Sink) -> None:
+        parser = self._parser
+        pieces = parser.pieces
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
+        parser.buffered = 0
+        if sink.take(data):
+            self.deadline = self._loop.time() + self._limits.idle_seconds
+        elif self._response is response:
+            self._pause()
 
     def _pause(self) -> None:
         """The reader is behind; its worker's silence is no fault while nobody listens."""
