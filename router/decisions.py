@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
+
+# Decisions whose evidence is kept: it is larger than a record, and people ask about what has just happened.
+EVIDENCE_KEPT: Final = 256
 
 
 @dataclass(slots=True)
@@ -57,14 +60,18 @@ class DecisionRecord:
 
 
 class DecisionRing:
-    """The last `size` decisions, newest last."""
+    """The last `size` decisions, newest last, and the evidence of the latest of them."""
 
     def __init__(self, size: int) -> None:
         self._ring: deque[DecisionRecord] = deque(maxlen=size)
 
-    def add(self, record: DecisionRecord) -> None:
+        self._evidence: deque[tuple[DecisionRecord, object]] = deque(maxlen=min(size, EVIDENCE_KEPT))
+    def add(self, record: DecisionRecord, evidence: object = None) -> None:
+        """`evidence` is what the decision saw, for those who ask soon; see `evidence_of`."""
         self._ring.append(record)
 
+        if evidence is not None:
+            self._evidence.append((record, evidence))
     def __len__(self) -> int:
         return len(self._ring)
 
@@ -72,3 +79,7 @@ class DecisionRing:
         """Newest first, all of them or those of one request."""
         found = [record for record in reversed(self._ring) if request_id is None or record.request_id == request_id]
         return found[:limit]
+
+    def evidence_of(self, record: DecisionRecord) -> object:
+        """What was given with the record; None if nothing was, or too many decisions have fallen since."""
+        return next((evidence for owner, evidence in self._evidence if owner is record), None)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from router.affinity import AffinityMap
@@ -35,6 +36,16 @@ class SyncView(Protocol):
     @property
     def lag_seconds(self) -> float | None: ...
 
+    @property
+    def gaps(self) -> int:
+        """Holes in the others' news."""
+        ...
+
+    @property
+    def dropped(self) -> Mapping[str, int]:
+        """News dropped or refused, by cause."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class ControlContext:
@@ -49,3 +60,5 @@ class ControlContext:
     sync: SyncView
     is_draining: Callable[[], bool]
     clock: Callable[[], float]
+    # Behind a balancer, one page may be answered by several replicas in turn: each says which it is.
+    replica: str = field(default_factory=lambda: secrets.token_hex(4))

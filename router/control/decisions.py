@@ -8,10 +8,12 @@ from typing import Annotated, Any
 from fastapi import Query
 from starlette.responses import Response
 
+from router.control.account import account
 from router.control.context import ControlContext
 from router.control.exchange import answer
 from router.decisions import DecisionRecord
 from router.policy import Reason
+from router.workers.evidence import Evidence
 
 WHY: dict[str, str] = {
     Reason.HIT: (
@@ -42,9 +44,20 @@ class Decisions:
         request_id: Annotated[str | None, Query(max_length=128)] = None,
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     ) -> Response:
-        """All attempts of one request, or the last of all."""
+        """All attempts of one request with every candidate's terms, or the last of all."""
         ring, now = self._context.ring, self._context.clock()
-        return answer({"decisions": [shown(record, now) for record in ring.find(request_id or None, limit)]})
+        found = ring.find(request_id or None, limit)
+        if not request_id:
+            return answer({"decisions": [shown(record, now) for record in found]})
+        return answer(
+            {"replica": self._context.replica, "decisions": [self._accounted(record, now) for record in found]}
+        )
+
+    def _accounted(self, record: DecisionRecord, now: float) -> dict[str, Any]:
+        """One decision with the account of its candidates."""
+        seen = self._context.ring.evidence_of(record)
+        kept = Evidence(*seen) if isinstance(seen, tuple) else None
+        return {**shown(record, now), "account": account(record, kept, self._context.settings.policy.name)}
 
 
 def shown(record: DecisionRecord, now: float) -> dict[str, Any]:

@@ -262,7 +262,7 @@ class Dispatcher:
             attempt=len(job.tried) + 1,
         )
         job.record = record
-        self._ring.add(record)
+        self._ring.add(record, placement.evidence)
         metrics = self._metrics
         metrics.decisions.inc((record.model, record.reason))
         metrics.blocks_queried.inc((), record.blocks)

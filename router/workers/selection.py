@@ -21,6 +21,7 @@ from router.policy import POLICIES, Ask, Decision, Match, Reason, SlackTable
 from router.prompt import Form, Prompt
 from router.settings import CacheSettings, ModelSettings, Settings
 from router.workers import passive
+from router.workers.evidence import CHEAP_POOL, Seen, every, removed_from
 from router.workers.registry import Lease, Registry, Worker
 
 # Forms whose prompts an engine can resume; the others are routed by load alone.
@@ -53,7 +54,7 @@ class Inquiry:
 class Placement:
     """A request on its worker: the decision, its lease, and its claim on the map until the worker has answered."""
 
-    __slots__ = ("_claim", "_selector", "decision", "epoch", "inquiry", "lease", "worker")
+    __slots__ = ("_claim", "_selector", "decision", "epoch", "evidence", "inquiry", "lease", "worker")
 
     def __init__(self, selector: Selector, inquiry: Inquiry, decision: Decision[Worker], now: float) -> None:
         self._selector = selector
@@ -61,6 +62,8 @@ class Placement:
         self.decision = decision
         self.worker = decision.worker
         self.epoch = decision.worker.epoch
+        # What the decision saw, unless taking it down would have cost too much.
+        self.evidence: Seen | None = None
         uncached = inquiry.tokens - decision.match.resumable
         self.lease = Lease(selector.registry, decision.worker, uncached)
         self._claim: Touch | None = selector.index.claim(self.worker.id, inquiry.hashes, now)
@@ -160,7 +163,15 @@ class Selector:
         if not free:
             return None
         self._turn += 1
-        return Placement(self, inquiry, self._choose(inquiry, candidates, free, now), now)
+        matches = self.matches(inquiry, now)
+        pool = self.registry.serving(inquiry.model)
+        seen: Seen | None = None
+        if len(pool) <= CHEAP_POOL or self._turn % every(len(pool)) == 0:
+            removed = removed_from(pool, candidates) if len(pool) != len(candidates) else ()
+            seen = (candidates, free, [worker.load for worker in candidates], matches, removed, inquiry.key)
+        placement = Placement(self, inquiry, self._choose(inquiry, candidates, free, matches), now)
+        placement.evidence = seen
+        return placement
 
     def spare(self, worker: Worker, until: float) -> None:
         """Leave a worker alone that refuses for want of room, as long as others are there."""
@@ -193,12 +204,12 @@ class Selector:
         """What would be chosen now, without choosing it: the decision, all matches, the candidates."""
         candidates = self.candidates(inquiry, now)
         free = [worker for worker in candidates if worker.load < worker.slots] or candidates
-        return self._choose(inquiry, candidates, free, now), self.matches(inquiry, now), candidates
+        matches = self.matches(inquiry, now)
+        return self._choose(inquiry, candidates, free, matches), matches, candidates
 
     def _choose(
-        self, inquiry: Inquiry, candidates: Sequence[Worker], free: Sequence[Worker], now: float
+        self, inquiry: Inquiry, candidates: Sequence[Worker], free: Sequence[Worker], matches: dict[str, Match]
     ) -> Decision[Worker]:
-        matches = self.matches(inquiry, now)
         short = inquiry.tokens < self._settings.policy.short_tokens
         steering = matches if inquiry.settings.reuse == "on" and not short else {}
         bypass = inquiry.prompt.form not in WITH_PREFIX or inquiry.settings.reuse == "off"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
@@ -34,6 +34,8 @@ class HandMadeSync:
     warming: bool = False
     peers: int = 1
     lag_seconds: float | None = 0.002
+    gaps: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
 
 
 class Rig:
