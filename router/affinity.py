@@ -25,7 +25,7 @@ from router.touches import Export, Owner, Shared, Touch, Use
 
 __all__ = ["AffinityMap", "Delta", "EvictionCause", "Export", "Touch", "Use"]
 
-EvictionCause = Literal["capacity", "expired", "epoch"]
+EvictionCause = Literal["capacity", "expired", "epoch", "disproved"]
 # Work that one call may do for pairs it does not need itself, so that no request pays for a mass expiry.
 CHORES = 256
 
@@ -47,7 +47,7 @@ class AffinityMap:
         self.max_blocks = max_blocks
         self.ttl = ttl_seconds
         self.tentative_ttl = tentative_seconds
-        self.evictions: dict[EvictionCause, int] = {"capacity": 0, "expired": 0, "epoch": 0}
+        self.evictions: dict[EvictionCause, int] = {"capacity": 0, "expired": 0, "epoch": 0, "disproved": 0}
         self._held: dict[int, Touch | Shared] = {}
         self._owners: dict[str, Owner] = {}
         self._live = 0
@@ -167,6 +167,26 @@ class AffinityMap:
         if blocks:
             self._add(Touch(owner, blocks, None, now + self.ttl, tentative=False), now)
         return True
+
+    def use_of(self, worker: str, block: int) -> Touch | None:
+        """The last use of a block by a worker, which stays known to its holder when a later one takes its blocks."""
+        owner = self._owners.get(worker)
+        return self._touch_of(owner, block) if owner is not None else None
+
+    def blocks_since(self, worker: str, used: float, most: int) -> int:
+        """How many blocks a worker has used later than that; stops counting at `most`."""
+        owner = self._owners.get(worker)
+        touch = owner.newest if owner is not None else None
+        blocks = 0
+        while touch is not None and touch.used > used and blocks < most:
+            blocks += len(touch.blocks)
+            touch = touch.earlier
+        return blocks
+
+    def disprove(self, touch: Touch) -> None:
+        """Forget what is left of a use: its worker was found not to hold what came before that."""
+        if touch.owner.bit & self._live and self._lives(touch.owner):
+            self.evictions["disproved"] += self._drop(touch, len(touch.blocks))
 
     def export(self, worker: str, since: float = -math.inf) -> Export | None:
         """What is remembered of a worker, as far as it was used at `since` or later; None if it is unknown."""
