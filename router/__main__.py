@@ -47,9 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         settings = load(parsed.config, _flags(parsed), FLAGS)
     except SettingsError as error:
-        for problem in error.problems:
-            print(f"prefix-router: {problem}", file=sys.stderr)
-        return 2
+        return _refuse(error)
     obstacle = _obstacle(settings)
     if parsed.command == "check-config":
         return _describe(settings, obstacle)
@@ -58,7 +56,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     from router.serving import run
 
-    return run(settings)
+    try:
+        return run(settings)
+    except SettingsError as error:
+        return _refuse(error)
+
+
+def _refuse(error: SettingsError) -> int:
+    for problem in error.problems:
+        print(f"prefix-router: {problem}", file=sys.stderr)
+    return 2
 
 
 def _obstacle(settings: Settings) -> str | None:

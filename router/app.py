@@ -17,11 +17,13 @@ from router.dataplane.decision_log import DecisionLog
 from router.dataplane.dispatch import Dispatcher
 from router.dataplane.entry import Entry
 from router.dataplane.gate import Bounds
+from router.dataplane.notes import noting_in
 from router.dataplane.pools import Pools
 from router.dataplane.relay import Relay
 from router.dataplane.server import RouterProtocol, protocol_class
 from router.dataplane.stored import StoredResponses
 from router.dataplane.upstream_types import UpstreamLimits
+from router.decision_file import DecisionFile
 from router.decisions import DecisionRing
 from router.hashing import fingerprint
 from router.metrics import Metrics, Sample
@@ -76,6 +78,9 @@ class Router:
             draw=random.random,
             poke=self.prober.poke,
         )
+        self.decision_file = self._open_decision_file()
+        if self.decision_file is not None:
+            dispatcher.ended_hooks.append(noting_in(self.decision_file))
         context = ControlContext(
             settings,
             self.registry,
@@ -127,6 +132,14 @@ class Router:
         await self.prober.aclose()
         self.pools.close()
         self.decision_log.flush()
+        if self.decision_file is not None:
+            await self.decision_file.aclose()
+
+    def _open_decision_file(self) -> DecisionFile | None:
+        settings = self.settings.decision_file
+        if settings.path is None:
+            return None
+        return DecisionFile(settings.path, settings, self.sender, time.monotonic)
 
     def _make_sync(self) -> Sync | NoSync:
         settings = self.settings
@@ -178,6 +191,7 @@ class Router:
         add("router_upstream_connections", "Open connections.", ("worker",), self._connections)
         add("router_client_connections", "Open connections.", (), lambda: [((), len(self.protocol.open_connections))])
         self.metrics.counter("router_index_evictions_total", "Blocks dropped.", ("cause",), self._evictions)
+        self.metrics.counter("router_decision_file_lines_total", "Decisions by fate.", ("result",), self._file_lines)
         describe_sync(self.metrics, self.sync)
 
     def _in_flight(self) -> Iterable[Sample]:
@@ -200,6 +214,10 @@ class Router:
 
     def _connections(self) -> Iterable[Sample]:
         return [((worker,), count) for worker, count in self.pools.connections().items()]
+
+    def _file_lines(self) -> Iterable[Sample]:
+        results = self.decision_file.results if self.decision_file else {}
+        return [((result,), count) for result, count in results.items()]
 
     def _evictions(self) -> Iterable[Sample]:
         return [((cause,), count) for cause, count in self.index.evictions.items()]

@@ -36,6 +36,7 @@ class DecisionRecord:
     reported_prompt_tokens: int | None = None
     predicted_cached_tokens: int | None = None
     reported_cached_tokens: int | None = None
+    output_tokens: int | None = None
     verdict: str | None = None
     # The code of the error that ended the attempt, or what made it be given to another worker.
     error: str | None = None

@@ -41,6 +41,8 @@ class Job:
     inquiry: Inquiry
     began: float
     record: DecisionRecord | None = None
+    # The decisions before that one, if there were any.
+    earlier: tuple[DecisionRecord, ...] = ()
     tried: list[str] = field(default_factory=list)
     kept: Kept | None = None
     failure: errors.RouterError | None = None
@@ -88,6 +90,8 @@ class Dispatcher:
         self._poke = poke
         self._budget = RetryBudget(settings.retry.budget_share, settings.retry.budget_min)
         self._waiting: dict[str, dict[Job, asyncio.Task[None]]] = {}
+        # Told of every request that has ended; they must not raise.
+        self.ended_hooks: list[Callable[[Job], None]] = []
         selector.registry.hooks.state.append(self._state_changed)
 
     @property
@@ -261,6 +265,8 @@ class Dispatcher:
             runner_up=decision.runner_up.id if decision.runner_up else None,
             attempt=len(job.tried) + 1,
         )
+        if job.record is not None:
+            job.earlier += (job.record,)
         job.record = record
         self._ring.add(record, placement.evidence)
         metrics = self._metrics
@@ -277,6 +283,8 @@ class Dispatcher:
         if job.record is not None:
             job.record.total_seconds = total
             job.record.status = job.client.status or None
+        for hook in self.ended_hooks:
+            hook(job)
 
     def _state_changed(self, worker: Worker, before: State, after: State) -> None:
         """A worker that fell silent loses the requests that wait for its first byte, if others can serve them."""

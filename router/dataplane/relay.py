@@ -189,6 +189,7 @@ class Relay:
         record.predicted_cached_tokens = predicted
         record.reported_prompt_tokens = usage.prompt_tokens
         record.reported_cached_tokens = usage.cached_tokens
+        record.output_tokens = usage.completion_tokens
         self._metrics.predicted.inc(labels, predicted)
         if usage.cached_tokens is not None:
             self._metrics.reported.inc(labels, usage.cached_tokens)

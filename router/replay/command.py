@@ -58,10 +58,11 @@ def _quiet(text: str) -> None:
 
 
 def _plan(arguments: argparse.Namespace) -> Plan:
-    workloads = [Workload(path.stem, path, arguments.requests) for path in arguments.trace or ()]
+    traces = [*arguments.files, *(arguments.trace or ())]
+    workloads = [Workload(path.stem, path, arguments.requests) for path in traces]
     workloads += [Workload(kind, None, arguments.requests) for kind in arguments.generate or ()]
     if not workloads:
-        raise ValueError("nothing to replay: name a trace with --trace FILE or a kind of traffic with --generate")
+        raise ValueError("nothing to replay: name a file of requests, or a kind of traffic with --generate")
     engine = Engine(
         prefill_rate=arguments.prefill_rate,
         running=arguments.running,
@@ -108,7 +109,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_traffic(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--trace", type=Path, action="append", metavar="FILE", help="JSON lines: Mooncake's, or a decision log")
+    add("files", type=Path, nargs="*", metavar="FILE", help="as --trace FILE")
+    add("--trace", type=Path, action="append", metavar="FILE", help="JSON lines: Mooncake's, or a decision file")
     add("--generate", choices=sorted(KINDS), action="append", help="made-up traffic; may be repeated, as --trace may")
     add(
         "--requests",

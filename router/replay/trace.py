@@ -10,7 +10,7 @@ import json
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -77,7 +77,7 @@ def read_trace(path: Path, limit: int | None = None) -> Trace:
 def parse_trace(name: str, lines: Iterable[str], limit: int | None = None) -> Trace:
     """The trace in these lines."""
     found: list[Request] = []
-    seen: set[object] = set()
+    places: dict[str, int] = {}  # of requests by their id
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -85,12 +85,13 @@ def parse_trace(name: str, lines: Iterable[str], limit: int | None = None) -> Tr
             break
         if len(found) >= MAX_REQUESTS:
             raise TraceError(f"the trace has more than {MAX_REQUESTS:,} requests")
+        if found and not line.endswith("\n") and not line.rstrip().endswith("}"):
+            break  # the file is still being written
         fields = _fields(line, number)
         if "hash_ids" in fields:
             found.append(_of_mooncake(fields, number))
-        elif (name_of_request := fields.get("request_id")) is None or name_of_request not in seen:
-            seen.add(name_of_request)  # a retry is no further request
-            found.append(_of_decision(fields, number))
+        else:
+            _add_decision(found, places, fields, number)
     if not found:
         raise TraceError("the trace holds no request")
     found.sort(key=lambda request: request.at)
@@ -148,17 +149,29 @@ def _of_mooncake(fields: Mapping[str, object], number: int) -> Request:
     return Request(_seconds(fields, "timestamp", number) / 1000, ids, tokens, _whole(fields, "output_length", number))
 
 
+def _add_decision(found: list[Request], places: dict[str, int], fields: Mapping[str, object], number: int) -> None:
+    """A further request, or the same one asked again of another worker: what the last one said of it counts."""
+    request = _of_decision(fields, number)
+    name, attempt = str(fields.get("request_id")), fields.get("attempt")
+    place = places.get(name) if isinstance(attempt, int) and attempt > 1 else None
+    if place is None:
+        places[name] = len(found)
+        found.append(request)
+    else:
+        found[place] = replace(request, at=found[place].at)
+
+
 def _of_decision(fields: Mapping[str, object], number: int) -> Request:
-    """A line of the decision log; `hashes` and `prompt_bytes` stand beside the fields of a decision."""
+    """A line of the decision file; `hashes` and `prompt_bytes` stand beside the fields of a decision."""
     reported = fields.get("reported_prompt_tokens")
-    tokens = _whole(fields, "prompt_tokens" if reported is None else "reported_prompt_tokens", number)
+    tokens = _size(fields, "prompt_tokens" if reported is None else "reported_prompt_tokens", number)
     if "hashes" not in fields:
         raise TraceError(f"line {number}: no hashes: a log written without them does not say what prompts share")
     hashes = _ids(fields["hashes"], number)
     size = fields.get("prompt_bytes")
-    size = _whole(fields, "prompt_bytes", number) if size is not None else tokens * BYTES_PER_TOKEN
+    size = _size(fields, "prompt_bytes", number) if size is not None else tokens * BYTES_PER_TOKEN
     output = fields.get("output_tokens")
-    answer = _whole(fields, "output_tokens", number) if output is not None else _estimated_output(fields)
+    answer = _size(fields, "output_tokens", number) if output is not None else _estimated_output(fields)
     return Request(_seconds(fields, "at", number), ids_of_hashes(hashes, tokens, size, number), tokens, answer)
 
 
@@ -185,6 +198,11 @@ def _ids(value: object, number: int) -> tuple[int, ...]:
     if not isinstance(value, list) or not all(type(item) is int and abs(item) < 1 << 64 for item in value):
         raise TraceError(f"line {number}: ids and hashes must be whole numbers of up to 64 bits")
     return tuple(value)
+
+
+def _size(fields: Mapping[str, object], name: str, number: int) -> int:
+    """A size that may have been rounded to nothing, where the replay needs at least one."""
+    return 1 if type(fields.get(name)) is int and fields[name] == 0 else _whole(fields, name, number)
 
 
 def _whole(fields: Mapping[str, object], name: str, number: int) -> int:

@@ -106,6 +106,7 @@ class LimitSettings(Group):
     queue_per_worker: Count = 64
     default_slots: Positive = 1024
     connections_per_worker: Positive = 4096
+    client_connections: Positive | None = None
     decisions: Positive = 1000
 
 
@@ -213,6 +214,15 @@ class LogSettings(Group):
     file: Path | None = None
 
 
+class DecisionFileSettings(Group):
+    """A file of all decisions as JSON lines; without a path there is none."""
+
+    path: Path | None = None
+    max_bytes: Annotated[int, Field(ge=MIB)] = 128 * MIB
+    keep: Annotated[int, Field(ge=0, le=1000)] = 4
+    queue: Positive = 10_000
+
+
 class CacheSettings(Group):
     """What the operator knows better than the worker's metrics say about a model's cache."""
 
@@ -258,6 +268,7 @@ class Settings(BaseSettings):
     sync: SyncSettings = SyncSettings()
     auth: AuthSettings = AuthSettings()
     log: LogSettings = LogSettings()
+    decision_file: DecisionFileSettings = DecisionFileSettings()
     models: dict[str, ModelSettings] = {}
 
     @field_validator("workers", mode="before")

@@ -32,6 +32,7 @@ FLOORS = {
     "sync_off": 7,
     "calibration": 4,
     "decisions": 4,
+    "decision_file": 5,
     "workers": 5,
     "dataplane": 6,
     "sync_places": 3,

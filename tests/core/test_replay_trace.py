@@ -114,8 +114,31 @@ def test_a_decision_is_a_request_with_what_was_reported_of_it() -> None:
 
 
 def test_a_retry_is_no_further_request() -> None:
-    lines = [decision(request_id="a"), decision(request_id="a", attempt=2), decision(request_id="b")]
+    lines = [
+        decision(request_id="a", at=5.0, attempt=1),
+        decision(request_id="b", at=6.0),
+        decision(request_id="a", at=7.0, attempt=2, reported_prompt_tokens=1_200),
+    ]
+    first, second = parse_trace("t", lines).requests
+    # It came when it came first, and what the last worker reported of it counts.
+    assert (first.at, first.prompt_tokens, second.at) == (0.0, 1_200, 1.0)
+
+
+def test_an_id_that_a_client_uses_again_names_another_request() -> None:
+    lines = [decision(request_id="a", at=5.0, attempt=1), decision(request_id="a", at=6.0, attempt=1)]
     assert len(parse_trace("t", lines).requests) == 2
+
+
+def test_a_line_that_is_still_being_written_is_left_out() -> None:
+    whole = decision(request_id="a") + "\n"
+    assert len(parse_trace("t", [whole, decision(request_id="b")[:-9]]).requests) == 1
+    with pytest.raises(TraceError, match="line 1: not JSON"):
+        parse_trace("t", [decision()[:-9]])
+
+
+def test_what_was_rounded_to_nothing_is_something() -> None:
+    (request,) = parse_trace("t", [decision(prompt_tokens=0, prompt_bytes=0, output_tokens=0, hashes=[])]).requests
+    assert (request.prompt_tokens, request.output_tokens, len(request.ids)) == (1, 1, 1)
 
 
 def test_ids_of_a_log_are_equal_where_prompts_are() -> None:
