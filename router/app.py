@@ -25,6 +25,7 @@ from router.dataplane.stored import StoredResponses
 from router.dataplane.upstream_types import UpstreamLimits
 from router.decision_file import DecisionFile
 from router.decisions import DecisionRing
+from router.descriptors import connections_for, raise_limit
 from router.hashing import fingerprint
 from router.metrics import Metrics, Sample
 from router.settings import Settings
@@ -248,4 +249,5 @@ def _bounds(settings: Settings) -> Bounds:
         body_seconds=timeouts.body,
         write_stall_seconds=timeouts.write_stall,
         keep_alive_seconds=timeouts.keep_alive,
+        connections=limits.client_connections or connections_for(raise_limit()),
     )

@@ -158,6 +158,20 @@ class QueueFull(Unavailable):
     code = "queue_full"
 
 
+class TooManyConnections(Unavailable):
+    """The router has as many connections as its descriptors allow."""
+
+    code = "too_many_connections"
+
+
+class TenantLimit(Unavailable):
+    """The tenant has as many requests under way as it may have."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
+
+
 class Draining(Unavailable):
     """This replica is shutting down."""
 

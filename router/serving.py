@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import resource
 import signal
 import socket
 import sys
@@ -14,6 +13,7 @@ from types import FrameType
 import uvicorn
 
 from router.app import Router
+from router.descriptors import descriptor_warnings, raise_limit
 from router.settings import Settings
 
 log = logging.getLogger("router")
@@ -82,7 +82,8 @@ class RouterServer(uvicorn.Server):
 def run(settings: Settings, *, reuse_port: bool = False) -> int:
     """Serve until a signal ends it; the exit code."""
     configure_logging(settings)
-    _warn_about_descriptors(settings)
+    for warning in descriptor_warnings(raise_limit()):
+        log.warning("%s", warning)
     router = Router(settings)
     config = uvicorn.Config(
         router.app,
@@ -148,16 +149,6 @@ def _accept_all(listener: socket.socket) -> list[socket.socket]:
         while len(accepted) < BACKLOG:
             accepted.append(listener.accept()[0])
     return accepted
-
-
-def _warn_about_descriptors(settings: Settings) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 8192
-    if soft < wanted and hard > soft:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard), hard))
-        soft = min(wanted, hard)
-    if soft < wanted:
-        log.warning("only %d file descriptors: each request in flight needs two", soft)
 
 
 def _shown(address: tuple[str, int]) -> str:

@@ -33,17 +33,16 @@ def error_headers(error: RouterError) -> list[tuple[bytes, bytes]]:
     return headers
 
 
-def plain_response(status: int, body: bytes, *, request_id: str) -> bytes:
-    """A whole HTTP/1.1 response that closes its connection."""
+def plain_error(error: RouterError, request_id: str) -> bytes:
+    """A whole HTTP/1.1 response that closes its connection, for requests that never became one."""
     try:
-        phrase = HTTPStatus(status).phrase
+        phrase = HTTPStatus(error.status).phrase
     except ValueError:
         phrase = "Error"
-    head = (
-        f"HTTP/1.1 {status} {phrase}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
-        f"x-request-id: {request_id}\r\nconnection: close\r\n\r\n"
-    )
-    return head.encode() + body
+    body = error_body(error)
+    fields = b"".join(b"%b: %b\r\n" % pair for pair in error_headers(error))
+    head = f"content-length: {len(body)}\r\nx-request-id: {request_id}\r\nconnection: close\r\n\r\n"
+    return f"HTTP/1.1 {error.status} {phrase}\r\n".encode() + fields + head.encode() + body
 
 
 _REQUEST_ID_BYTES = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:/+=")

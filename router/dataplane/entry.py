@@ -101,6 +101,12 @@ class Entry:
         self._metrics.requests.inc(("", "", "", str(error.status)))
         self._metrics.outcomes.inc(("bad_request",))
 
+    def turned_away(self, error: errors.RouterError) -> None:
+        """A connection that found no room; somebody waits for an answer at its other end."""
+        self._metrics.requests.inc(("", "", "", str(error.status)))
+        self._metrics.outcomes.inc(("shed",))
+        self._metrics.shed.inc((error.code,))
+
     # ------------------------------------------------------------------------------------------------------
 
     def _check(self, client: Client) -> None:

@@ -23,6 +23,9 @@ class Bounds:
     body_seconds: float = 60.0
     write_stall_seconds: float = 60.0
     keep_alive_seconds: float = 75.0
+    # Connections at a time, and how many beyond them are told in good order that there is no room.
+    connections: int = 10_000
+    turned_away: int = 16
 
 
 class Gate(Protocol):
@@ -42,4 +45,8 @@ class Gate(Protocol):
 
     def rejected(self, error: RouterError) -> None:
         """A request was refused before it was one."""
+        ...
+
+    def turned_away(self, error: RouterError) -> None:
+        """A connection was refused before it could ask for anything."""
         ...

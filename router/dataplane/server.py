@@ -17,9 +17,11 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from router.dataplane.client import Client
+from router.dataplane.framing import check_framing
 from router.dataplane.gate import Bounds, Gate
-from router.errors import BadRequest, HeadersTooLarge, PayloadTooLarge, RequestTimeout, RouterError
-from router.wire import error_body, plain_response
+from router.dataplane.sockets import peer_has_left
+from router.errors import BadRequest, HeadersTooLarge, PayloadTooLarge, RequestTimeout, RouterError, TooManyConnections
+from router.wire import plain_error
 
 _ids = itertools.count(1)
 # A read brings up to this much at once, so this much more than the limit may arrive before it is noticed.
@@ -34,6 +36,7 @@ class RouterProtocol(HttpToolsProtocol):
     bounds: ClassVar[Bounds]
     gate: ClassVar[Gate]
     open_connections: ClassVar[set[RouterProtocol]]
+    turned_away: ClassVar[set[RouterProtocol]]
     # Set for all connections when the replica is about to end: each answer then says that its connection does too.
     draining: ClassVar[bool] = False
 
@@ -53,11 +56,14 @@ class RouterProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.open_connections.add(self)
-        if self.draining:
+        if len(self.open_connections) - len(self.turned_away) > self.bounds.connections:
+            self._turn_away()
+        elif self.draining:
             self.shutdown()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.open_connections.discard(self)
+        self.turned_away.discard(self)
         super().connection_lost(exc)
         waiting = [cycle for cycle, _ in self.pipeline]
         for cycle in (self._serving, *waiting, self.cycle):
@@ -80,6 +86,9 @@ class RouterProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self.rejection is not None:
+            if self in self.turned_away:
+                # It has asked for something, so that it may be listening for an answer, which is there.
+                self.transport.close()
             return
         self._unparsed += len(data)
         self._unset_keepalive_if_required()
@@ -115,7 +124,12 @@ class RouterProtocol(HttpToolsProtocol):
         self._count(len(name) + len(value) + 4)
 
     def on_headers_complete(self) -> None:
-        self._check_framing()
+        self.fields = fields = dict(reversed(self.headers))
+        try:
+            version = self.parser.get_http_version()
+            self.expect_100_continue = check_framing(self.headers, fields, version, self.bounds.body_bytes)
+        except RouterError as error:
+            self._reject(error)
         if self.parser.should_upgrade():
             if self.parser.get_method() == b"CONNECT":
                 self._reject(BadRequest("This is no proxy for connections."))
@@ -291,11 +305,24 @@ class RouterProtocol(HttpToolsProtocol):
         if isinstance(cycle, Client) and not cycle.response_complete:
             cycle.refuse(error)
             cycle.response_complete = cycle.disconnected = True
-        self.transport.write(plain_response(error.status, error_body(error), request_id=f"rejected-{next(_ids)}"))
+        self.transport.write(plain_error(error, f"rejected-{next(_ids)}"))
         if under_way:
             self.transport.close()
         else:
             self._say_goodbye()
+
+    def _turn_away(self) -> None:
+        """No room for one connection more: say so while there are descriptors left to say it with."""
+        error = TooManyConnections("Too many connections are open.")
+        self.rejection = error
+        self.gate.turned_away(error)
+        self.transport.write(plain_error(error, f"rejected-{next(_ids)}"))
+        if len(self.turned_away) >= self.bounds.turned_away:
+            self.transport.close()
+            return
+        # Closed before its request is here, it would be reset, and its client might never read the answer.
+        self.turned_away.add(self)
+        self._say_goodbye()
 
     def _leave_control(self) -> None:
         """Nobody is left to read what the control plane is about to say; uvicorn tells so only the last request."""
@@ -320,52 +347,6 @@ class RouterProtocol(HttpToolsProtocol):
         if len(self.headers) > self.bounds.header_count:
             self._reject(HeadersTooLarge(f"More than {self.bounds.header_count} header fields."))
 
-    def _check_framing(self) -> None:
-        """Refuse what two readers of the same bytes could take for different requests; also fills `fields`."""
-        self.fields = fields = dict(reversed(self.headers))
-        usual = len(fields) == len(self.headers) and b"transfer-encoding" not in fields and b"expect" not in fields
-        if usual and b"host" in fields and self.parser.get_http_version() == "1.1":
-            length = fields.get(b"content-length")
-            if length is not None:
-                self._check_length(length.strip())
-        else:
-            self._check_unusual_framing()
-
-    def _check_unusual_framing(self) -> None:
-        hosts = lengths = codings = 0
-        for name, value in self.headers:
-            if name == b"host":
-                hosts += 1
-            elif name == b"content-length":
-                lengths += 1
-                self._check_length(value.strip())
-            elif name == b"transfer-encoding":
-                codings += 1
-                if value.strip().lower() != b"chunked":
-                    self._reject(BadRequest("Only one transfer coding, chunked, is understood."))
-            elif name == b"expect":
-                self.expect_100_continue = value.strip().lower() == b"100-continue"
-        if lengths + codings > 1:
-            self._reject(BadRequest("The length of the body is given more than once."))
-        version = self.parser.get_http_version()
-        if version != "1.1" or hosts != 1:
-            self._check_version(version, hosts, codings)
-
-    def _check_version(self, version: str, hosts: int, codings: int) -> None:
-        old = version == "1.0"
-        if not old and version != "1.1":
-            self._reject(BadRequest("Only HTTP/1.1 and HTTP/1.0 are spoken here."))
-        if codings and old:
-            self._reject(BadRequest("HTTP/1.0 has no chunked bodies."))
-        if hosts > 1 or (hosts == 0 and not old):
-            self._reject(BadRequest("A request has exactly one Host header."))
-
-    def _check_length(self, value: bytes) -> None:
-        if not value.isdigit():
-            self._reject(BadRequest("Content-Length is not a number."))
-        if len(value) > 18 or int(value) > self.bounds.body_bytes:
-            self._reject(PayloadTooLarge(f"The body is larger than {self.bounds.body_bytes} bytes."))
-
     def _reject(self, error: RouterError) -> None:
         self.rejection = error
         raise error
@@ -383,6 +364,9 @@ class RouterProtocol(HttpToolsProtocol):
         waited = now - self.waiting_since
         if self.stalled_since is not None and now - self.stalled_since > bounds.write_stall_seconds:
             self.transport.abort()
+        elif self.flow.read_paused and peer_has_left(self.transport):
+            # Whoever does not read can't see that, and what is under way would go on until its next write.
+            self.transport.abort()
         elif self._serving is not None and self._serving.task is not None:
             # What follows is not late before its turn: it may be this side that does not read it.
             self.waiting_since = now
@@ -396,7 +380,7 @@ class RouterProtocol(HttpToolsProtocol):
             if waited > bounds.body_seconds:
                 self._too_slow()
         elif self.waiting_for == "end":
-            if waited > bounds.header_seconds:
+            if waited > (_LINGER_SECONDS if self in self.turned_away else bounds.header_seconds):
                 self.transport.close()
         elif (self.cycle is None or self.cycle.response_complete) and waited > bounds.keep_alive_seconds:
             self.transport.close()
@@ -407,5 +391,6 @@ class RouterProtocol(HttpToolsProtocol):
 
 
 def protocol_class(bounds: Bounds, gate: Gate) -> type[RouterProtocol]:
-    """The protocol with these bounds, this gate and its own set of connections."""
-    return type("BoundProtocol", (RouterProtocol,), {"bounds": bounds, "gate": gate, "open_connections": set()})
+    """The protocol with these bounds, this gate and its own sets of connections."""
+    own = {"bounds": bounds, "gate": gate, "open_connections": set(), "turned_away": set()}
+    return type("BoundProtocol", (RouterProtocol,), own)

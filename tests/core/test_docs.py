@@ -41,6 +41,7 @@ from router.workers.health import State
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 SETTINGS_FILE = ROOT / "config" / "router.yaml"
+SHED = (errors.Unavailable, errors.QueueFull, errors.Draining, errors.TooManyConnections, errors.TenantLimit)
 # Groups that stand in lists and tables, and where.
 INNER: dict[str, type[Group]] = {
     "workers[]": WorkerSettings,
@@ -210,7 +211,7 @@ def test_every_metric_is_documented_with_its_kind_and_labels(router: Router) -> 
         ("router_index_evictions_total", set(get_args(EvictionCause))),
         ("router_sync_dropped_total", set(DROP_CAUSES)),
         ("router_sync_messages_total", {"in", "out", *KINDS}),
-        ("router_shed_total", {kind.code for kind in (errors.Unavailable, errors.QueueFull, errors.Draining)}),
+        ("router_shed_total", {kind.code for kind in SHED}),
     ],
 )
 def test_the_values_of_labels_are_documented(metric: str, values: set[str]) -> None:

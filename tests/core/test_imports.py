@@ -14,6 +14,7 @@ FLOORS = {
     "errors": 0,
     "settings": 1,
     "wire": 1,
+    "descriptors": 1,
     "keys": 2,
     "prompt": 2,
     "hashing": 1,

@@ -38,6 +38,7 @@ class EchoGate:
     rejections: list[RouterError] = field(default_factory=list)
     admitted: int = 0
     departures: int = 0
+    turned: int = 0
     cancelled: int = 0
     opened: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -118,6 +119,9 @@ class EchoGate:
 
     def rejected(self, error: RouterError) -> None:
         self.rejections.append(error)
+
+    def turned_away(self, error: RouterError) -> None:
+        self.turned += 1
 
 
 async def control(scope: Any, receive: Any, send: Any) -> None:
@@ -718,10 +722,57 @@ async def test_pipelined_requests_of_a_client_that_leaves_are_counted_too(rig: R
         await raw.send(post(b"/v1/forever") + post(b"/v1/x", b"waits"))
         await until(lambda: len(rig.gate.seen) == 1)
         reset(raw.writer)
-        # The second has stopped the reading of this connection, so that only the next write would notice.
-        for connection in tuple(rig.protocol.open_connections):
-            connection.transport.abort()
-        await until(lambda: rig.gate.cancelled + rig.gate.departures == 2)
+        await rig.sweeping(lambda: rig.gate.cancelled + rig.gate.departures == 2)
+
+
+@pytest.mark.parametrize("way", ["close", "reset", "half-close"])
+@pytest.mark.parametrize("behind", [1, 1_500], ids=["one", "more-than-is-read"])
+async def test_a_client_that_leaves_behind_what_nobody_reads_has_left(rig: Rig, way: str, behind: int) -> None:
+    async with rig.connected() as raw:
+        await raw.send(post(b"/v1/forever"))
+        await until(lambda: len(rig.gate.seen) == 1)
+        raw.writer.write(post(b"/v1/x", b"x" * 100) * behind)
+        await until(lambda: rig.gate.admitted > 1)
+        rig.sweep()
+        assert rig.gate.cancelled == 0
+        if way == "half-close":
+            raw.writer.write_eof()
+        elif way == "reset":
+            reset(raw.writer)
+        else:
+            raw.writer.close()
+        await rig.sweeping(lambda: rig.gate.cancelled == 1)
+        await until(lambda: not rig.protocol.open_connections)
+    assert rig.gate.departures == rig.gate.admitted - 1
+
+
+# -- no room ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_connection_too_many_is_told_so_and_room_comes_back(rig: Rig) -> None:
+    rig.protocol.bounds = replace(BOUNDS, connections=1, turned_away=1)
+    async with rig.connected() as first:
+        await first.send(post(body=b"one"))
+        assert await first.answer() == (200, b"one")
+        for _ in range(3):
+            answer = await rig.exchange(post(body=b"two"))
+            assert error_of(answer) == (503, "too_many_connections")
+            assert b"\r\nretry-after: 1\r\n" in answer
+        assert (rig.gate.turned, rig.gate.admitted) == (3, 1)
+        await first.send(post(body=b"three"))
+        assert await first.answer() == (200, b"three")
+    await until(lambda: not rig.protocol.open_connections)
+    assert (await rig.exchange(post(body=b"four", headers=b"Connection: close\r\n"))).endswith(b"four")
+
+
+async def test_who_is_told_that_there_is_no_room_need_not_ask_and_cannot_stay(rig: Rig) -> None:
+    rig.protocol.bounds = replace(BOUNDS, connections=0, turned_away=1)
+    async with rig.connected() as silent, rig.connected() as beyond:
+        assert error_of(await silent.rest()) == (503, "too_many_connections")
+        assert error_of(await beyond.rest()) == (503, "too_many_connections")
+        await until(lambda: len(rig.protocol.open_connections) <= 1)
+        await rig.sweeping(lambda: not rig.protocol.open_connections)
+    assert not rig.protocol.turned_away
 
 
 async def test_work_waits_while_its_client_does_not_read(rig: Rig) -> None:
