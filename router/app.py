@@ -92,8 +92,10 @@ class Router:
             self.sync,
             self.is_draining,
             clock,
+            self.sender[:8],
         )
-        self.app = Entry(settings, dispatcher, stored, create_control(context), self.metrics, self.decision_log)
+        self.control = create_control(context)
+        self.app = Entry(settings, dispatcher, stored, self.control, self.metrics, self.decision_log)
         self.protocol: type[RouterProtocol] = protocol_class(_bounds(settings), self.app)
         self.draining = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -170,6 +172,7 @@ class Router:
             now = time.monotonic()
             self.index.tick(now)
             self.protocol.sweep(now)
+            self.control.tick(now)
 
     async def _watch_lag(self) -> None:
         while True:

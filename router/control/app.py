@@ -20,9 +20,11 @@ from router.control.context import ControlContext
 from router.control.dashboard import Dashboard
 from router.control.decisions import Decisions
 from router.control.doors import Doors
+from router.control.events import Events
 from router.control.exchange import refusal
 from router.control.explain import Explain
 from router.control.health import Health
+from router.control.history import History
 from router.control.models import Models
 from router.control.state import State
 from router.control.workers import Workers
@@ -43,8 +45,13 @@ Send = Callable[[Any], Awaitable[None]]
 class Control:
     """The ASGI app: names every answer by its request id, and leaves no failure without one."""
 
-    def __init__(self, app: FastAPI) -> None:
+    def __init__(self, app: FastAPI, history: History) -> None:
         self._app = app
+        self._history = history
+
+    def tick(self, now: float) -> None:
+        """Call about once a second, so that there is something to see when somebody looks."""
+        self._history.tick(now)
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -69,21 +76,23 @@ def create_control(context: ControlContext) -> Control:
     """The control plane of one replica."""
     # redirect_slashes would answer an unknown path with a redirect where clients expect 404.
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
-    for methods, path, endpoint, guard in _routes(context):
+    history = History(context.metrics, context.ring)
+    for methods, path, endpoint, guard in _routes(context, history):
         guards = [] if guard is None else [Depends(guard)]
         app.add_api_route(path, endpoint, methods=methods.split(), dependencies=guards)
     app.add_exception_handler(errors.RouterError, _refuse)
     app.add_exception_handler(RequestValidationError, _refuse_parameters)
     app.add_exception_handler(HTTPException, _refuse_route)
     app.add_exception_handler(Exception, _refuse_failure)
-    return Control(app)
+    return Control(app, history)
 
 
-def _routes(context: ControlContext) -> list[tuple[str, str, Endpoint, Guard]]:
+def _routes(context: ControlContext, history: History) -> list[tuple[str, str, Endpoint, Guard]]:
     """Every route: verbs, path, what serves it, and who may use it."""
     doors = Doors(context.settings.auth)
     health = Health(context)
     workers = Workers(context, doors)
+    state = State(context, history)
     worker = "/router/workers/{worker}"
     return [
         ("GET HEAD", "/health", health.health, None),
@@ -97,7 +106,8 @@ def _routes(context: ControlContext) -> list[tuple[str, str, Endpoint, Guard]]:
         ("POST", worker + "/resume", workers.resume, doors.admin),
         ("POST", "/router/explain", Explain(context).explain, doors.reader),
         ("GET", "/router/decisions", Decisions(context).list, doors.reader),
-        ("GET", "/router/state", State(context).state, doors.reader),
+        ("GET", "/router/state", state.state, doors.reader),
+        ("GET", "/router/events", Events(context, state, history).stream, doors.reader),
         ("GET HEAD", "/router/dashboard", Dashboard().page, None),
     ]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from bisect import bisect_left
 from collections import Counter
@@ -13,63 +12,116 @@ from typing import Any, Final
 import msgspec
 from starlette.responses import Response
 
-from router.calibration import Verdict
 from router.control.context import ControlContext
 from router.control.decisions import shown
 from router.control.exchange import raw_answer
+from router.control.findings import View, WorkerView, findings, floors
 from router.control.health import can_serve
+from router.control.history import WITHOUT_HIT, History
+from router.control.recent import Answers, Recent, look_back
 from router.control.workers import describe
-from router.decisions import DecisionRecord
 from router.metrics import Histogram
 from router.policy import Reason
 
 FRESH_SECONDS: Final = 0.5
 RECENT: Final = 50
 MODELS_SHOWN: Final = 8
-# Prompts that had something to look for and resumed nothing; short ones would make the comparison unfair.
-WITHOUT_HIT: Final = frozenset(
-    {Reason.MISS, Reason.SPILL, Reason.ONLY, Reason.CACHE_DISABLED, Reason.BELOW_BLOCK_FLOOR}
-)
 
 
 class State:
     """`GET /router/state`; made at most once every half second."""
 
-    def __init__(self, context: ControlContext) -> None:
+    def __init__(self, context: ControlContext, history: History) -> None:
         self._context = context
-        # Behind a balancer, one page may be answered by several replicas in turn.
-        self._replica = secrets.token_hex(4)
+        self._history = history
         self._made_at = float("-inf")
         self._body = b""
 
     async def state(self) -> Response:
-        """The fleet, the totals since the start, and the last decisions."""
+        """The fleet, the totals since the start, what follows from the last decisions, and the last of them."""
+        return raw_answer(self.body())
+
+    def body(self) -> bytes:
+        """The same as JSON."""
         now = self._context.clock()
         if now - self._made_at >= FRESH_SECONDS:
             self._body = msgspec.json.encode(self._read(now))
             self._made_at = now
-        return raw_answer(self._body)
+        return self._body
 
     def _read(self, now: float) -> dict[str, Any]:
         context = self._context
         records = context.ring.find()
+        workers = [
+            WorkerView(
+                worker.id,
+                "draining" if worker.draining else worker.state.value,
+                list(worker.facts.models)[:MODELS_SHOWN],
+                worker.facts.profile,
+            )
+            for worker in context.registry
+        ]
+        recent = look_back(records, floors(workers))
         ttft = context.metrics.ttft_seconds
+        hit, without = summary(ttft, {Reason.HIT}), summary(ttft, WITHOUT_HIT)
         return {
             "at": round(time.time(), 3),
-            "replica": self._replica,
+            "replica": context.replica,
             "draining": context.is_draining(),
             "ready": not context.is_draining() and any(map(can_serve, context.registry)),
             "policy": context.settings.policy.name,
-            "sync": {"up": context.sync.up, "peers": context.sync.peers, "lag_seconds": context.sync.lag_seconds},
-            "workers": [_brief(describe(context, worker)) for worker in context.registry],
+            "findings": self._findings(workers, recent, hit["mean"], without["mean"]),
+            "sync": self._sync(),
+            "workers": [self._worker(describe(context, worker), recent) for worker in context.registry],
             "index": {"blocks": len(context.index), "max_blocks": context.index.max_blocks},
             "totals": self._totals(),
-            "recent_hits": _calibration(records),
-            "ttft": {
-                "with_hit": summary(ttft, {Reason.HIT}),
-                "without_hit": summary(ttft, WITHOUT_HIT),
-            },
+            "recent_hits": recent.total.as_dict(),
+            "prefill": {"tokens_per_second": recent.speed, "saved_seconds": self._history.saved_seconds},
+            "ttft": {"with_hit": hit, "without_hit": without},
             "decisions": [shown(record, now) for record in records[:RECENT]],
+        }
+
+    def _worker(self, row: dict[str, Any], recent: Recent) -> dict[str, Any]:
+        """A worker's row with the names of its first models alone, and what its answers said of its cache."""
+        names = [model["name"] for model in row["models"]]
+        answers = recent.workers.get(row["id"]) or Answers()
+        return {**row, "models": names[:MODELS_SHOWN], "model_count": len(names), "cached": answers.as_dict()}
+
+    def _findings(
+        self, workers: Sequence[WorkerView], recent: Recent, hit: float | None, without: float | None
+    ) -> list[dict[str, Any]]:
+        context = self._context
+        view = View(
+            workers=workers,
+            recent=recent,
+            sync_up=context.sync.up,
+            peers=context.sync.peers,
+            shed=int(context.metrics.shed.total()),
+            saved=self._history.saved_seconds,
+            ttft_hit=hit,
+            ttft_without=without,
+            reuse={name: model.reuse for name, model in context.settings.models.items()},
+        )
+        return [
+            {"code": found.code, "level": found.level.value, "text": found.text, "change": found.change}
+            for found in findings(view)
+        ]
+
+    def _sync(self) -> dict[str, Any]:
+        """The link to the others, and what each of them has in flight as this replica knows it."""
+        sync = self._context.sync
+        others: Counter[str] = Counter()
+        for worker in self._context.registry:
+            for sender, part in worker.remote.items():
+                others[sender] += part.in_flight
+        return {
+            "up": sync.up,
+            "peers": sync.peers,
+            "lag_seconds": sync.lag_seconds,
+            "warming": sync.warming,
+            "gaps": sync.gaps,
+            "dropped": sum(sync.dropped.values()),
+            "others": [{"replica": sender[:8], "in_flight": count} for sender, count in sorted(others.items())],
         }
 
     def _totals(self) -> dict[str, Any]:
@@ -87,25 +139,6 @@ class State:
             "aborts": int(metrics.aborts.total()),
             "shed": int(metrics.shed.total()),
         }
-
-
-def _brief(row: dict[str, Any]) -> dict[str, Any]:
-    """A worker's row with the names of its first models alone."""
-    names = [model["name"] for model in row["models"]]
-    return {**row, "models": names[:MODELS_SHOWN], "model_count": len(names)}
-
-
-def _calibration(records: Iterable[DecisionRecord]) -> dict[str, Any]:
-    """Predicted against reported cached tokens, over those recent answers that reported any number."""
-    predicted = reported = 0
-    verdicts = {verdict.value: 0 for verdict in Verdict}
-    for record in records:
-        if record.verdict is not None:
-            verdicts[record.verdict] += 1
-        if record.reported_cached_tokens is not None:
-            predicted += record.predicted_cached_tokens or 0
-            reported += record.reported_cached_tokens
-    return {"predicted_tokens": predicted, "reported_tokens": reported, "verdicts": verdicts}
 
 
 def summary(histogram: Histogram, reasons: Iterable[str]) -> dict[str, float | int | None]:

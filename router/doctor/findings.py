@@ -184,11 +184,12 @@ def _blocks(facts: Facts, judgement: Judgement | None) -> Iterator[Finding]:
             Level.PROBLEM,
             f"Hits land only on every {profile.unit:,} tokens: prompts under {profile.floor_tokens:,} tokens are never "
             f"reused, and of longer ones up to {(profile.dropped + 1) * profile.unit:,} tokens are computed again.",
-            _finer(facts),
+            finer(facts),
         )
 
 
-def _finer(facts: Facts) -> str:
+def finer(facts: Facts) -> str:
+    """The argument that lets hits land between coarse blocks, where there is one."""
     profile = facts.profile
     if any(group.window for group in profile.groups):
         return "Layers with a sliding window allow no finer landing; send this model long prompts."

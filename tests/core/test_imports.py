@@ -41,7 +41,7 @@ FLOORS = {
     "sync_redis": 5,
     "sync": 8,
     "sync_metrics": 8,
-    "control": 6,
+    "control": 7,
     "fit": 6,
     "doctor": 6,
     "replay": 6,

@@ -69,7 +69,7 @@ async def test_state_sums_up_what_the_dashboard_shows() -> None:
     rig.decided(predicted_cached_tokens=50, verdict="unknown")
     state = (await rig.call("GET", "/router/state")).json()
     assert state["ready"] is True
-    assert state["sync"] == {"up": True, "peers": 1, "lag_seconds": 0.002}
+    assert state["sync"].items() >= {"up": True, "peers": 1, "lag_seconds": 0.002}.items()
     assert state["workers"][0]["models"] == [f"m{number}" for number in range(8)]
     assert state["workers"][0]["model_count"] == 20
     assert state["totals"]["reasons"] == {**dict.fromkeys(map(str, Reason), 0), "hit": 3, "spill": 1}
