@@ -1,0 +1,55 @@
+"""How many connections a number of descriptors is good for."""
+
+from __future__ import annotations
+
+import resource
+
+import pytest
+
+from router import descriptors
+from router.descriptors import connections_for, descriptor_warnings, raise_limit
+
+
+@pytest.mark.parametrize(
+    ("limit", "connections"), [(10, 1), (41, 1), (64, 12), (256, 108), (1_024, 448), (8_192, 3_840), (65_536, 32_512)]
+)
+def test_each_client_may_need_a_descriptor_at_a_worker_too(limit: int, connections: int) -> None:
+    assert connections_for(limit) == connections
+    assert connections == 1 or 2 * connections < limit
+
+
+def test_a_low_limit_is_worth_a_line() -> None:
+    assert descriptor_warnings(8_192) == []
+    [line] = descriptor_warnings(64)
+    assert "64 file descriptors" in line
+    assert "12 clients" in line
+
+
+@pytest.mark.parametrize(
+    ("limits", "asked", "effect"),
+    [
+        ((64, 4_096), (4_096, 4_096), 4_096),
+        ((64, resource.RLIM_INFINITY), (65_536, resource.RLIM_INFINITY), 65_536),
+        ((1_024, 1_048_576), (65_536, 1_048_576), 65_536),
+        ((4_096, 4_096), None, 4_096),
+        ((100_000, 200_000), None, 100_000),
+        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), None, 65_536),
+    ],
+)
+def test_the_soft_limit_is_raised_as_far_as_the_hard_one_allows(
+    limits: tuple[int, int], asked: tuple[int, int] | None, effect: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[int, int]] = []
+    monkeypatch.setattr(descriptors.resource, "getrlimit", lambda kind: limits)
+    monkeypatch.setattr(descriptors.resource, "setrlimit", lambda kind, wanted: calls.append(wanted))
+    assert raise_limit() == effect
+    assert calls == ([asked] if asked else [])
+
+
+def test_a_system_that_refuses_leaves_the_limit_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(kind: int, wanted: tuple[int, int]) -> None:
+        raise ValueError
+
+    monkeypatch.setattr(descriptors.resource, "getrlimit", lambda kind: (64, 4_096))
+    monkeypatch.setattr(descriptors.resource, "setrlimit", refuse)
+    assert raise_limit() == 64
