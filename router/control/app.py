@@ -108,7 +108,7 @@ def _routes(context: ControlContext, history: History) -> list[tuple[str, str, E
         ("GET", "/router/decisions", Decisions(context).list, doors.reader),
         ("GET", "/router/state", state.state, doors.reader),
         ("GET", "/router/events", Events(context, state, history).stream, doors.reader),
-        ("GET HEAD", "/router/dashboard", Dashboard().page, None),
+        ("GET HEAD", "/router/dashboard", Dashboard(locked=doors.locked).page, None),
     ]
 
 

@@ -1,4 +1,4 @@
-"""The dashboard: one static page that asks `/router/state` every second. It holds no data, so it needs no key."""
+"""The dashboard: one static page that listens to `/router/events`. It holds no data, so it needs no key itself."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from pathlib import Path
 
 from starlette.responses import Response
 
-PAGE = Path(__file__).parent / "static" / "dashboard.html"
+STATIC = Path(__file__).parent / "static"
+# In the order in which they define what the next ones use.
+SCRIPTS = ("core", "charts", "board", "explain", "live")
 
 
 class Dashboard:
-    """`GET /router/dashboard`."""
+    """`GET /router/dashboard`; with `locked` the page asks for the key before it asks for anything else."""
 
-    def __init__(self) -> None:
-        self._page = PAGE.read_bytes()
+    def __init__(self, *, locked: bool) -> None:
+        self._page = assembled(locked=locked)
         self._headers = {
             "cache-control": "no-cache",
             "content-security-policy": content_policy(self._page),
@@ -27,6 +29,15 @@ class Dashboard:
     async def page(self) -> Response:
         """The page."""
         return Response(self._page, headers=self._headers, media_type="text/html; charset=utf-8")
+
+
+def assembled(*, locked: bool) -> bytes:
+    """The page with its style and scripts in it, so that it is one file to whoever saves it."""
+    page = (STATIC / "dashboard.html").read_bytes()
+    script = b"\n".join((STATIC / f"dashboard-{name}.js").read_bytes() for name in SCRIPTS)
+    page = page.replace(b"<style></style>", b"<style>\n" + (STATIC / "dashboard.css").read_bytes() + b"</style>")
+    page = page.replace(b"<script></script>", b"<script>\n" + script + b"</script>")
+    return page.replace(b'<html lang="en">', b'<html lang="en" data-locked="yes">') if locked else page
 
 
 def content_policy(page: bytes) -> str:

@@ -23,6 +23,11 @@ class Doors:
         # An empty key is what an unset variable leaves behind in a compose file: no key.
         self._admin = Keys([key] if key is not None and key.get_secret_value() else [])
 
+    @property
+    def locked(self) -> bool:
+        """Whether readers need the admin key."""
+        return bool(self._admin)
+
     async def client(self, request: Request) -> None:
         """Clients of the API: one of their keys, where there are any."""
         if self._clients and not self._clients.admit(*_given(request)):
