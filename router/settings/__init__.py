@@ -5,6 +5,7 @@ once, and nothing is corrected in silence.
 """
 
 from router.settings.addresses import normalise_worker_url
+from router.settings.keys_file import DEFAULT_TENANT, KeysFile
 from router.settings.loading import load
 from router.settings.schema import (
     AffinitySettings,
@@ -21,17 +22,21 @@ from router.settings.schema import (
     RetrySettings,
     Settings,
     SyncSettings,
+    TenancySettings,
+    TenantSettings,
     TimeoutSettings,
     WorkerSettings,
 )
 
 __all__ = [
+    "DEFAULT_TENANT",
     "AffinitySettings",
     "AuthSettings",
     "CacheSettings",
     "DecisionFileSettings",
     "Group",
     "HealthSettings",
+    "KeysFile",
     "LimitSettings",
     "LogSettings",
     "ModelSettings",
@@ -40,6 +45,8 @@ __all__ = [
     "RetrySettings",
     "Settings",
     "SyncSettings",
+    "TenancySettings",
+    "TenantSettings",
     "TimeoutSettings",
     "WorkerSettings",
     "load",

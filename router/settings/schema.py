@@ -19,6 +19,7 @@ from pydantic import (
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from router.settings.addresses import normalise_worker_url
+from router.settings.keys_file import DEFAULT_TENANT, TENANT_NAME, KeysFile, read_keys_file
 from router.settings.redis_url import read_redis_url
 
 PolicyName = Literal["slack", "power_of_two", "least_loaded", "round_robin"]
@@ -46,7 +47,19 @@ def _comma_list(text: str) -> list[str]:
     return [piece.strip() for piece in text.split(",") if piece.strip()]
 
 
+def _read_keys(value: object) -> object:
+    return read_keys_file(Path(value)) if value and isinstance(value, str | Path) else value or None
+
+
+def _check_tenant(name: str) -> str:
+    if not TENANT_NAME.fullmatch(name):
+        raise ValueError("a tenant's name has up to 64 letters, digits, dots, dashes and underscores")
+    return name
+
+
 Key = Annotated[SecretStr, AfterValidator(_check_key)]
+Tenant = Annotated[str, AfterValidator(_check_tenant)]
+Share = Annotated[float, Field(gt=0, le=1)]
 OptionalKey = Annotated[Key | None, BeforeValidator(_none_if_empty)]
 
 
@@ -107,6 +120,7 @@ class LimitSettings(Group):
     default_slots: Positive = 1024
     connections_per_worker: Positive = 4096
     client_connections: Positive | None = None
+    choices: Positive = 128
     decisions: Positive = 1000
 
 
@@ -198,6 +212,7 @@ class AuthSettings(Group):
     """Keys: of clients, of the administrator, and the one that workers expect."""
 
     api_keys: tuple[Key, ...] = ()
+    keys_file: Annotated[KeysFile | None, BeforeValidator(_read_keys)] = None
     admin_key: OptionalKey = None
     worker_api_key: OptionalKey = None
 
@@ -205,6 +220,33 @@ class AuthSettings(Group):
     @classmethod
     def _key_list(cls, value: object) -> object:
         return _comma_list(value) if isinstance(value, str) else value
+
+    @property
+    def client_keys(self) -> list[tuple[str, SecretStr]]:
+        """Every key that a client may show, and whose it is."""
+        unnamed = [(DEFAULT_TENANT, key) for key in self.api_keys]
+        return unnamed + (list(self.keys_file.keys) if self.keys_file else [])
+
+    @model_validator(mode="after")
+    def _each_key_once(self) -> AuthSettings:
+        if {key for _, key in (self.keys_file.keys if self.keys_file else ())} & set(self.api_keys):
+            raise ValueError("a key stands in api_keys and in keys_file")
+        return self
+
+
+class TenancySettings(Group):
+    """What keeps the holders of different keys apart, and from living at each other's expense."""
+
+    salt_secret: OptionalKey = None
+    max_requests: Positive | None = None
+    index_share: Share = 0.5
+
+
+class TenantSettings(Group):
+    """What differs for one tenant."""
+
+    max_requests: Positive | None = None
+    index_share: Share | None = None
 
 
 class LogSettings(Group):
@@ -267,9 +309,11 @@ class Settings(BaseSettings):
     health: HealthSettings = HealthSettings()
     sync: SyncSettings = SyncSettings()
     auth: AuthSettings = AuthSettings()
+    tenancy: TenancySettings = TenancySettings()
     log: LogSettings = LogSettings()
     decision_file: DecisionFileSettings = DecisionFileSettings()
     models: dict[str, ModelSettings] = {}
+    tenants: dict[Tenant, TenantSettings] = {}
 
     @field_validator("workers", mode="before")
     @classmethod

@@ -33,7 +33,7 @@ from router.metrics import MAX_SERIES
 from router.policy import POLICIES, Reason
 from router.replay import command
 from router.routes import ROUTES
-from router.settings import CacheSettings, Group, ModelSettings, Settings, WorkerSettings, load
+from router.settings import CacheSettings, Group, ModelSettings, Settings, TenantSettings, WorkerSettings, load
 from router.sync import DROP_CAUSES, MAX_PEERS
 from router.sync_codec import KINDS, MAX_DELTAS, MAX_MESSAGE, MAX_ROWS
 from router.workers.health import State
@@ -47,6 +47,7 @@ INNER: dict[str, type[Group]] = {
     "workers[]": WorkerSettings,
     "models.*": ModelSettings,
     "models.*.cache": CacheSettings,
+    "tenants.*": TenantSettings,
 }
 
 

@@ -46,3 +46,15 @@ def test_no_key_at_all_is_false() -> None:
 
 def test_keys_beyond_ascii() -> None:
     assert keys("schlüssel").admit("Bearer schlüssel".encode())
+
+
+def test_a_key_is_its_tenants() -> None:
+    both = Keys(
+        [SecretStr("one")], [("alpha", SecretStr("two")), ("beta", SecretStr("three")), ("alpha", SecretStr("4"))]
+    )
+    assert both.tenant(b"Bearer one") == "default"
+    assert both.tenant(b"Bearer two") == "alpha"
+    assert both.tenant(None, b"three") == "beta"
+    assert both.tenant(b"Bearer 4", b"three") == "alpha"
+    assert both.tenant(b"Bearer alpha") is None
+    assert both.tenant(None, b"") is None
