@@ -71,7 +71,7 @@ def _refuse(error: SettingsError) -> int:
 def _obstacle(settings: Settings) -> str | None:
     """Why a replica with these settings, each right in itself, would be of no use."""
     # With an admin key, workers may be added at run time.
-    if settings.workers or settings.auth.admin_key is not None:
+    if settings.workers or settings.workers_dns or settings.auth.admin_key is not None:
         return None
     return "no workers: name them with --worker URL, in ROUTER_WORKERS, or under workers in the file"
 
@@ -81,7 +81,9 @@ def _describe(settings: Settings, obstacle: str | None) -> int:
         print(f"prefix-router: the settings are right, but serve would refuse them: {obstacle}", file=sys.stderr)
         return 2
     count = len(settings.workers)
-    print(f"ok: {count} worker{'s' * (count != 1)}, policy {settings.policy.name}")
+    names = len(settings.workers_dns)
+    found = f" and {names} name{'s' * (names != 1)} of workers" if names else ""
+    print(f"ok: {count} worker{'s' * (count != 1)}{found}, policy {settings.policy.name}")
     for worker in settings.workers:
         print(f"{worker_id(worker.url)}  {worker.url}")
     return 0

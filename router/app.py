@@ -31,6 +31,7 @@ from router.metrics import Metrics, Sample
 from router.settings import Settings
 from router.sync import NoSync, Sync
 from router.sync_metrics import describe_sync
+from router.workers.dns_fleet import DnsFleet, resolver_of
 from router.workers.health import State
 from router.workers.probes import Prober
 from router.workers.registry import Registry, Worker
@@ -62,6 +63,7 @@ class Router:
         key = worker_key.get_secret_value() if worker_key else None
         self.pools = Pools(self.registry, _upstream_limits(settings), key)
         self.prober = Prober(self.registry, settings.health, worker_key=key, clock=clock, wall=time.time)
+        self.dns = DnsFleet(settings, self.registry, resolver_of(settings.dns), random.random)
         self.sync = self._make_sync()
         relay = Relay(self.registry, self.ratios, self.metrics, clock, reveal=settings.decision_headers)
         stored = StoredResponses(self.registry, self.pools, relay, self.metrics)
@@ -113,6 +115,7 @@ class Router:
     async def start(self) -> None:
         """Begin probing and syncing; returns at once, whatever can't be reached yet."""
         self.prober.start()
+        self.dns.start()
         self.sync.start()
         for work in (self._tick(), self._watch_lag()):
             task = asyncio.create_task(work)
@@ -120,7 +123,9 @@ class Router:
 
     async def first_look(self, seconds: float) -> None:
         """Wait until every worker has been looked at once, but no longer than this."""
-        for _ in range(int(seconds / LOOK_SECONDS)):
+        began = time.monotonic()
+        await self.dns.first_look(seconds)
+        for _ in range(int((seconds - (time.monotonic() - began)) / LOOK_SECONDS)):
             if not any(worker.state is State.STARTING and not worker.refused for worker in self.registry):
                 return
             await asyncio.sleep(LOOK_SECONDS)
@@ -132,6 +137,7 @@ class Router:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
         await self.sync.aclose()
+        await self.dns.aclose()
         await self.prober.aclose()
         self.pools.close()
         self.decision_log.flush()
@@ -196,6 +202,7 @@ class Router:
         add("router_client_connections", "Open connections.", (), lambda: [((), len(self.protocol.open_connections))])
         self.metrics.counter("router_index_evictions_total", "Blocks dropped.", ("cause",), self._evictions)
         self.metrics.counter("router_decision_file_lines_total", "Decisions by fate.", ("result",), self._file_lines)
+        self.metrics.counter("router_dns_lookups_total", "Lookups of names.", ("result",), self._lookups)
         describe_sync(self.metrics, self.sync)
 
     def _in_flight(self) -> Iterable[Sample]:
@@ -222,6 +229,9 @@ class Router:
     def _file_lines(self) -> Iterable[Sample]:
         results = self.decision_file.results if self.decision_file else {}
         return [((result,), count) for result, count in results.items()]
+
+    def _lookups(self) -> Iterable[Sample]:
+        return [((result,), count) for result, count in self.dns.results.items() if self.dns.sources]
 
     def _evictions(self) -> Iterable[Sample]:
         return [((cause,), count) for cause, count in self.index.evictions.items()]

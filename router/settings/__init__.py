@@ -5,6 +5,7 @@ once, and nothing is corrected in silence.
 """
 
 from router.settings.addresses import normalise_worker_url
+from router.settings.dns import read_name_server
 from router.settings.keys_file import DEFAULT_TENANT, KeysFile
 from router.settings.loading import load
 from router.settings.schema import (
@@ -12,6 +13,7 @@ from router.settings.schema import (
     AuthSettings,
     CacheSettings,
     DecisionFileSettings,
+    DnsSettings,
     Group,
     HealthSettings,
     LimitSettings,
@@ -34,6 +36,7 @@ __all__ = [
     "AuthSettings",
     "CacheSettings",
     "DecisionFileSettings",
+    "DnsSettings",
     "Group",
     "HealthSettings",
     "KeysFile",
@@ -51,4 +54,5 @@ __all__ = [
     "WorkerSettings",
     "load",
     "normalise_worker_url",
+    "read_name_server",
 ]

@@ -19,6 +19,7 @@ from pydantic import (
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from router.settings.addresses import normalise_worker_url
+from router.settings.dns import read_dns_name, read_name_server
 from router.settings.keys_file import DEFAULT_TENANT, TENANT_NAME, KeysFile, read_keys_file
 from router.settings.redis_url import read_redis_url
 
@@ -256,6 +257,22 @@ class LogSettings(Group):
     file: Path | None = None
 
 
+class DnsSettings(Group):
+    """How the names in `workers_dns` are looked up."""
+
+    interval: Seconds = 5.0
+    timeout: Seconds = 2.0
+    server: str | None = None
+
+    @field_validator("server")
+    @classmethod
+    def _check_server(cls, server: str | None) -> str | None:
+        if not server:
+            return None
+        read_name_server(server)
+        return server
+
+
 class DecisionFileSettings(Group):
     """A file of all decisions as JSON lines; without a path there is none."""
 
@@ -300,6 +317,8 @@ class Settings(BaseSettings):
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65_535)] = 8080
     workers: Annotated[tuple[WorkerSettings, ...], NoDecode] = ()
+    workers_dns: Annotated[tuple[str, ...], NoDecode] = ()
+    dns: DnsSettings = DnsSettings()
     decision_headers: bool = True
     policy: PolicySettings = PolicySettings()
     affinity: AffinitySettings = AffinitySettings()
@@ -323,6 +342,16 @@ class Settings(BaseSettings):
         if isinstance(value, list | tuple):
             return tuple({"url": item} if isinstance(item, str) else item for item in value)
         return value
+
+    @field_validator("workers_dns", mode="before")
+    @classmethod
+    def _name_list(cls, value: object) -> object:
+        return _comma_list(value) if isinstance(value, str) else value
+
+    @field_validator("workers_dns")
+    @classmethod
+    def _check_names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(read_dns_name(name) for name in names))
 
     @field_validator("workers")
     @classmethod
