@@ -23,6 +23,7 @@ from router.dataplane.relay import Relay
 from router.dataplane.server import RouterProtocol, protocol_class
 from router.dataplane.stored import StoredResponses
 from router.dataplane.upstream_types import UpstreamLimits
+from router.dataplane.verdicts import Verdicts
 from router.decision_file import DecisionFile
 from router.decisions import DecisionRing
 from router.descriptors import connections_for, raise_limit
@@ -65,7 +66,16 @@ class Router:
         self.prober = Prober(self.registry, settings.health, worker_key=key, clock=clock, wall=time.time)
         self.dns = DnsFleet(settings, self.registry, resolver_of(settings.dns), random.random)
         self.sync = self._make_sync()
-        relay = Relay(self.registry, self.ratios, self.metrics, clock, reveal=settings.decision_headers)
+        self.verdicts = Verdicts(
+            self.registry,
+            self.index,
+            self.ratios,
+            self.metrics,
+            clock,
+            time.time,
+            correct=settings.calibration.correct,
+        )
+        relay = Relay(self.registry, self.verdicts, self.metrics, clock, reveal=settings.decision_headers)
         stored = StoredResponses(self.registry, self.pools, relay, self.metrics)
         dispatcher = Dispatcher(
             settings,

@@ -135,6 +135,14 @@ class Metrics:
         self.reported = Counter(
             "router_reported_cached_tokens_total", "Tokens that the engine reports as cached.", ("model", "worker")
         )
+        self.confirmed = Counter(
+            "router_confirmed_cached_tokens_total", "Predicted tokens that were cached.", ("model", "worker")
+        )
+        self.verdicts = Counter("router_calibration_verdicts_total", "Answers by verdict.", ("worker", "verdict"))
+        self.emptied = Counter("router_emptied_caches_total", "Caches found to be empty.", ("worker",))
+        self.counter_checks = Counter(
+            "router_counter_checks_total", "Comparisons with a worker's counters.", ("worker", "finding")
+        )
         self.fallbacks = Counter(
             "router_post_hit_fallbacks_total", "Predicted hits that fell short.", ("model", "worker", "cause")
         )

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from router import errors
-from router.calibration import TokenRatios, Usage, Verdict, judge
 from router.dataplane.attempts import Outcome, outcome_of_status
 from router.dataplane.client import Client
 from router.dataplane.headers import Headers, first, returned_headers
 from router.dataplane.passage import Passage
 from router.dataplane.sse import Tap
 from router.dataplane.upstream import UpstreamResponse
+from router.dataplane.verdicts import Verdicts
 from router.decisions import DecisionRecord
 from router.metrics import Metrics
 from router.prompt import Form
@@ -54,10 +54,10 @@ class Relay:
     """Passes answers on; one for all of a process."""
 
     def __init__(
-        self, registry: Registry, ratios: TokenRatios, metrics: Metrics, clock: Callable[[], float], *, reveal: bool
+        self, registry: Registry, verdicts: Verdicts, metrics: Metrics, clock: Callable[[], float], *, reveal: bool
     ) -> None:
         self._registry = registry
-        self._ratios = ratios
+        self._verdicts = verdicts
         self._metrics = metrics
         self._clock = clock
         self._reveal = reveal
@@ -173,31 +173,9 @@ class Relay:
         """The answer is whole."""
         status = passage.response.status
         self._count(passage.job, status, "upstream_error" if status >= 500 else "ok")
-        if passage.tap is not None:
-            self._calibrate(passage.job, passage.placement, passage.tap.usage())
-
-    def _calibrate(self, job: Job, placement: Placement, usage: Usage | None) -> None:
-        """Join what was predicted with what the engine reports."""
-        record = job.record
-        if usage is None or record is None or usage.prompt_tokens <= 0:
-            return
-        inquiry = job.inquiry
-        if inquiry.prompt.tokens is None:
-            self._ratios.learn(inquiry.model, inquiry.prompt.size, usage.prompt_tokens)
-        predicted = placement.predicted(usage.prompt_tokens)
-        labels = (record.model, record.worker)
-        record.predicted_cached_tokens = predicted
-        record.reported_prompt_tokens = usage.prompt_tokens
-        record.reported_cached_tokens = usage.cached_tokens
-        record.output_tokens = usage.completion_tokens
-        self._metrics.predicted.inc(labels, predicted)
-        if usage.cached_tokens is not None:
-            self._metrics.reported.inc(labels, usage.cached_tokens)
-        verdict = judge(predicted, usage, placement.step(usage.prompt_tokens), at_least=placement.at_horizon)
-        record.verdict = verdict.value
-        if verdict is Verdict.FELL_SHORT:
-            cause = "restarted" if placement.worker.epoch != placement.epoch else "unknown"
-            self._metrics.fallbacks.inc((*labels, cause))
+        record = passage.job.record
+        if passage.tap is not None and record is not None:
+            self._verdicts.join(record, passage.placement, passage.tap.usage())
 
     def _reveal_decision(self, job: Job, headers: Headers) -> None:
         if self._reveal and job.record is not None:

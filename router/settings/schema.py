@@ -250,6 +250,12 @@ class TenantSettings(Group):
     index_share: Share | None = None
 
 
+class CalibrationSettings(Group):
+    """What is done with the difference between predicted and reported cached tokens."""
+
+    correct: bool = True
+
+
 class LogSettings(Group):
     """Where and how the log is written."""
 
@@ -329,6 +335,7 @@ class Settings(BaseSettings):
     sync: SyncSettings = SyncSettings()
     auth: AuthSettings = AuthSettings()
     tenancy: TenancySettings = TenancySettings()
+    calibration: CalibrationSettings = CalibrationSettings()
     log: LogSettings = LogSettings()
     decision_file: DecisionFileSettings = DecisionFileSettings()
     models: dict[str, ModelSettings] = {}

@@ -135,6 +135,7 @@ class Hooks:
     load: list[WorkerHook] = field(default_factory=list)
     epoch: list[WorkerHook] = field(default_factory=list)
     removed: list[WorkerHook] = field(default_factory=list)
+    learned: list[WorkerHook] = field(default_factory=list)
     freed: list[WorkerHook] = field(default_factory=list)
 
 
@@ -228,6 +229,8 @@ class Registry:
         worker.facts = facts
         if changed:
             self.changed()
+        for hook in self.hooks.learned:
+            hook(worker)
 
     def set_epoch(self, worker: Worker, epoch: float) -> bool:
         """Offer an epoch; the larger wins, whoever saw it. True if it is new."""

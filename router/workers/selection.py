@@ -54,7 +54,7 @@ class Inquiry:
 class Placement:
     """A request on its worker: the decision, its lease, and its claim on the map until the worker has answered."""
 
-    __slots__ = ("_claim", "_selector", "decision", "epoch", "evidence", "inquiry", "lease", "worker")
+    __slots__ = ("_claim", "_selector", "decision", "epoch", "evidence", "inquiry", "lease", "prior", "worker")
 
     def __init__(self, selector: Selector, inquiry: Inquiry, decision: Decision[Worker], now: float) -> None:
         self._selector = selector
@@ -67,10 +67,15 @@ class Placement:
         uncached = inquiry.tokens - decision.match.resumable
         self.lease = Lease(selector.registry, decision.worker, uncached)
         self._claim: Touch | None = selector.index.claim(self.worker.id, inquiry.hashes, now)
+        # The use of the matched prefix before this one, from the moment that this one counts.
+        self.prior: Touch | None = None
 
     def own(self, now: float) -> None:
         """The worker has answered with success: it owns the prompt's blocks."""
         self._claim = None
+        match = self.decision.match
+        if match.resumable > 0:
+            self.prior = self._selector.index.use_of(self.worker.id, self.inquiry.hashes[match.blocks - 1])
         delta = self._selector.index.record(self.worker.id, self.epoch, self.inquiry.hashes, now)
         if delta is not None:
             for hook in self._selector.owned_hooks:
@@ -217,6 +222,9 @@ class Selector:
         blocks = 0 if short else len(inquiry.hashes)
         ask = Ask(blocks, inquiry.tokens, inquiry.key, draw, self._turn, bypass, self.cut_off())
         decision = self._policy(free, steering, ask, self._table)
+        if inquiry.settings.reuse == "observe":
+            # It did not steer, and is compared with what the engine reports all the same.
+            decision.match = matches.get(decision.worker.id, decision.match)
         if steering and len(free) < len(candidates) and decision.reason in _WITHOUT_MATCH:
             full = [worker for worker in candidates if worker not in free and worker.id in steering]
             deepest = max(full, key=lambda worker: steering[worker.id].resumable, default=None)

@@ -73,7 +73,7 @@ def test_nothing_older_than_ninety_minutes_is_considered() -> None:
     assert index.match(prompt(0), 200.0 + TTL) == {}
     index.tick(200.0 + TTL)
     assert len(index) == 0
-    assert index.evictions == {"capacity": 0, "expired": 74, "epoch": 0}
+    assert {cause: count for cause, count in index.evictions.items() if count} == {"expired": 74}
 
 
 def test_a_use_makes_a_prompt_young_again() -> None:

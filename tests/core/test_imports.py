@@ -51,6 +51,7 @@ FLOORS = {
     "__main__": 11,
 }
 PURE = {"errors", "prompt", "hashing", "cachemodel", "touches", "affinity", "policy", "policy_work"}
+PURE |= {"calibration"}
 PURE |= {"sync_codec", "sync_peers", "sync_snapshot", "sync_repair"}
 IMPURE_MODULES = {"asyncio", "time", "random", "logging", "socket", "threading", "os", "secrets", "uuid"}
 

@@ -1,0 +1,110 @@
+"""One worker's account: how many of its predicted hits came true, and what the failures in a row say."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from router.calibration.capacity import Capacity
+from router.calibration.verdict import Cause, Verdict
+
+# Precision and recall are those of about the last hundred answers.
+KEEP = 0.99
+# Hits in a row that fell short without an explanation, after which the worker's cache is taken to have been emptied.
+STRIKES = 3
+# Of what was predicted, less than this was there: the prefix is gone, and has not only lost its end.
+GONE = 0.5
+AGES = 64
+# Of these causes none explains a loss other than by a cache that was emptied.
+_UNEXPLAINED = frozenset({Cause.NOT_RESIDENT, Cause.EXPIRED, Cause.UNKNOWN})
+
+
+class Ledger:
+    """Counts of verdicts, recent sums of tokens, and the evidence that a cache is empty; times in seconds."""
+
+    __slots__ = (
+        "_ages",
+        "_confirmed",
+        "_first",
+        "_predicted",
+        "_reported",
+        "_strikes",
+        "_works",
+        "capacity",
+        "counts",
+        "epoch",
+    )
+
+    def __init__(self) -> None:
+        self.counts: dict[Verdict, int] = dict.fromkeys(Verdict, 0)
+        self.capacity = Capacity()
+        self.epoch = 0.0
+        self._predicted = self._reported = self._confirmed = 0.0
+        # How old entries were that turned out to be there.
+        self._ages: deque[float] = deque(maxlen=AGES)
+        # Hits have been seen in this life of the cache: one that never worked is not one that was emptied.
+        self._works = False
+        self._strikes = 0
+        self._first = 0.0
+
+    @property
+    def precision(self) -> float | None:
+        """Share of the predicted tokens that were there, of late; None if nothing was predicted."""
+        return self._confirmed / self._predicted if self._predicted > 0 else None
+
+    @property
+    def recall(self) -> float | None:
+        """Share of the reported tokens that were predicted, of late; None if nothing was reported."""
+        return self._confirmed / self._reported if self._reported > 0 else None
+
+    @property
+    def proven_age(self) -> float | None:
+        """The longest time after which an entry was still there, of late."""
+        return max(self._ages, default=None)
+
+    def begin(self, epoch: float) -> None:
+        """A new life of the worker's cache: what was learned of the last one does not count."""
+        self.epoch = epoch
+        self._ages.clear()
+        self._works = False
+        self._strikes = 0
+
+    def count(self, verdict: Verdict, predicted: int = 0, reported: int | None = None) -> None:
+        """An answer, whatever it said."""
+        self.counts[verdict] += 1
+        if reported is not None:
+            self._add(predicted, reported)
+
+    def refuted(self, predicted: int) -> None:
+        """The worker's counters say of an earlier answer, which said nothing itself, that nothing of it was there."""
+        self._add(predicted, 0)
+
+    def seems_to_work(self) -> None:
+        """The worker's counters agree with what was predicted."""
+        self._works = True
+
+    def was_there(self, used: float | None, now: float) -> None:
+        """A hit came true, of an entry that was last used then."""
+        self._works = True
+        if used is None:
+            return
+        self._ages.append(now - used)
+        if used < self._first:
+            # It is older than the failures, so the cache was not emptied before them.
+            self._strikes = 0
+
+    def was_missing(self, cause: Cause, predicted: int, reported: int, sent: float) -> float | None:
+        """A hit fell short, of a request sent at `sent`.
+
+        Once it is clear that the worker's cache was emptied, returns the time before which nothing is there any more.
+        """
+        if cause not in _UNEXPLAINED or reported >= GONE * predicted or not self._works:
+            return None
+        if not self._strikes:
+            self._first = sent
+        self._strikes += 1
+        return self._first if self._strikes >= STRIKES else None
+
+    def _add(self, predicted: int, reported: int) -> None:
+        self._predicted = self._predicted * KEEP + predicted
+        self._reported = self._reported * KEEP + reported
+        self._confirmed = self._confirmed * KEEP + min(predicted, reported)

@@ -1,0 +1,134 @@
+"""One answer: what was believed of the worker's cache, whether that came true, and if not, why."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+# Estimates are this far off before a difference says anything about the cache, as a share of the prompt.
+TOLERANCE = 0.03
+# Since its last use a worker has used this share of what its cache holds: an entry may well have been pushed out.
+PRESSURE = 0.1
+
+
+@dataclass(slots=True)
+class Usage:
+    """What an answer reported: prompt tokens, and how many of them came from the cache (None: not reported)."""
+
+    prompt_tokens: int
+    cached_tokens: int | None = None
+    completion_tokens: int = 0
+
+
+class Verdict(enum.StrEnum):
+    """Whether a predicted hit came true."""
+
+    CONFIRMED = "confirmed"
+    FELL_SHORT = "fell_short"
+    BETTER = "better"
+    UNKNOWN = "unknown"
+
+
+class Cause(enum.StrEnum):
+    """Why a hit fell short, as far as it can be known; the values are labels and never more than these."""
+
+    RESTARTED = "restarted"  # the worker's cache has begun a new life since the decision
+    CACHE_DISABLED = "cache_disabled"  # the worker says by now that it caches nothing
+    BELOW_BLOCK_FLOOR = "below_block_floor"  # counted exactly, the prompt was too short to resume anything
+    NOT_RESIDENT = "not_resident"  # used lately and not pushed out, yet not there
+    EVICTED = "evicted"  # older than what the worker is known to keep, and much was used since
+    EXPIRED = "expired"  # older than what the worker is known to keep, though little was used since
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Belief:
+    """What was believed of the chosen worker when a request was sent; tokens.
+
+    `credited` is what the decision counted on, `predicted` the same with the prompt's exact length. A difference below
+    `step` is noise; with `at_least` the prediction is a lower bound. `used` is when the entry was used last before, on
+    the router's clock (None if the map can't tell); `tentative`: that was a request which had no answer yet.
+    """
+
+    credited: int
+    predicted: int
+    step: int
+    at_least: bool = False
+    used: float | None = None
+    tentative: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Circumstances:
+    """What else is known of the worker at the time of the answer.
+
+    `age` and `proven_age` are seconds: since the entry's last use, and the longest time after which an entry of this
+    worker still was there. `since` are the tokens that the worker has used after the entry, `capacity` those it holds.
+    `stateful` caches lose what they need of a prefix long before its tokens; `emptied`: that has just been found out.
+    """
+
+    same_life: bool = True
+    enabled: bool | None = None
+    stateful: bool = False
+    emptied: bool = False
+    age: float | None = None
+    proven_age: float | None = None
+    since: int = 0
+    capacity: int | None = None
+
+
+def judge(predicted: int, usage: Usage | None, unit: int, *, at_least: bool = False) -> Verdict:
+    """Compare predicted with reported cached tokens; less than a unit or the tolerance is noise.
+
+    `unit` is the coarser of the engine's and the map's steps in tokens. With `at_least` the prediction is a lower
+    bound, since the map does not look beyond its horizon.
+    """
+    if usage is None or usage.cached_tokens is None:
+        return Verdict.UNKNOWN
+    allowed = _allowed(unit, usage)
+    difference = usage.cached_tokens - predicted
+    if difference < -allowed:
+        return Verdict.FELL_SHORT
+    if difference > allowed and not at_least:
+        return Verdict.BETTER
+    return Verdict.CONFIRMED
+
+
+def verdict_of(belief: Belief, usage: Usage | None) -> Verdict:
+    """Whether a belief came true.
+
+    A decision that counted on tokens which the exact length rules out has fallen short, though nothing was left to
+    predict by then.
+    """
+    verdict = judge(belief.predicted, usage, belief.step, at_least=belief.at_least)
+    if verdict is Verdict.CONFIRMED and belief.predicted == 0 and usage is not None and not usage.cached_tokens:
+        return Verdict.FELL_SHORT if 0 < belief.step <= belief.credited else verdict
+    return verdict
+
+
+def cause_of(belief: Belief, now: Circumstances, prompt_tokens: int) -> Cause:
+    """Why a belief fell short, from the surest cause to the least sure."""
+    if not now.same_life:
+        return Cause.RESTARTED
+    if now.enabled is False:
+        return Cause.CACHE_DISABLED
+    if belief.predicted == 0:
+        return Cause.BELOW_BLOCK_FLOOR
+    if belief.tentative or now.emptied:
+        return Cause.NOT_RESIDENT
+    if now.age is None:
+        return Cause.UNKNOWN
+    if now.proven_age is not None and now.age <= now.proven_age:
+        return Cause.NOT_RESIDENT
+    return Cause.EVICTED if _under_pressure(now, prompt_tokens) else Cause.EXPIRED
+
+
+def _under_pressure(now: Circumstances, prompt_tokens: int) -> bool:
+    """Whether what was used since then explains that an entry is gone."""
+    if now.stateful or now.capacity is None:
+        return now.since >= prompt_tokens
+    return now.since >= PRESSURE * now.capacity
+
+
+def _allowed(unit: int, usage: Usage) -> int:
+    return max(unit, int(TOLERANCE * usage.prompt_tokens))

@@ -1,0 +1,280 @@
+"""Every answer's word on the cache, joined with what was predicted, and what follows from it for the map.
+
+`Verdicts` is told of answers by the relay and of probes by the registry. It keeps one ledger for each worker, fills in
+the decision's record and the metrics, and corrects the map: what an engine turned out not to hold is forgotten, a cache
+that was emptied begins a new epoch, and how much a worker is taken to hold follows from what came true.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from router.affinity import AffinityMap, Touch
+from router.cachemodel import CacheProfile, Rule
+from router.calibration import (
+    Belief,
+    Cause,
+    Circumstances,
+    CounterCheck,
+    CounterFinding,
+    Ledger,
+    Silent,
+    TokenRatios,
+    Usage,
+    Verdict,
+    cause_of,
+    verdict_of,
+)
+from router.decisions import DecisionRecord
+from router.hashing import BLOCK_BYTES
+from router.metrics import Metrics, Sample
+from router.workers.registry import Registry, Worker
+from router.workers.selection import Placement, profile_of
+
+log = logging.getLogger("router")
+
+# Uses since the first sign of an emptied cache that are carried over into its new epoch, in blocks.
+CARRIED_BLOCKS = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What is kept of an answer that said nothing of the cache, until the worker's counters do."""
+
+    belief: Belief
+    model: str
+    epoch: float
+    prompt_tokens: int
+    profile: CacheProfile
+    prior: Touch | None
+
+
+class Account:
+    """One worker: its ledger, and the comparison with its counters."""
+
+    __slots__ = ("counters", "emptied_at", "ledger")
+
+    def __init__(self) -> None:
+        self.ledger = Ledger()
+        self.counters: CounterCheck[Answered] = CounterCheck()
+        # The epoch that began because the cache was found to be empty, if that is the last one.
+        self.emptied_at: float | None = None
+
+
+class Verdicts:
+    """One for all of a process. `clock` is the map's, `wall` Unix time; without `correct` it only counts."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        index: AffinityMap,
+        ratios: TokenRatios,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        wall: Callable[[], float],
+        *,
+        correct: bool = True,
+    ) -> None:
+        self._registry = registry
+        self._index = index
+        self._ratios = ratios
+        self._metrics = metrics
+        self._clock = clock
+        self._wall = wall
+        self._correct = correct
+        self._accounts: dict[str, Account] = {}
+        registry.hooks.removed.append(self._removed)
+        registry.hooks.learned.append(self._probed)
+        metrics.gauge("router_hit_precision", "Share of predicted tokens that were there, of late.", ("worker",),
+                      lambda: self._shares(lambda ledger: ledger.precision))  # fmt: skip
+        metrics.gauge("router_hit_recall", "Share of cached tokens that were predicted, of late.", ("worker",),
+                      lambda: self._shares(lambda ledger: ledger.recall))  # fmt: skip
+        metrics.gauge("router_cache_capacity_tokens", "Tokens that a worker is taken to hold.", ("worker",),
+                      lambda: self._shares(lambda ledger: ledger.capacity.tokens))  # fmt: skip
+
+    def ledger_of(self, worker: Worker) -> Ledger:
+        """The worker's account of predictions."""
+        return self._account(worker).ledger
+
+    # -- answers -------------------------------------------------------------------------------------------
+
+    def join(self, record: DecisionRecord, placement: Placement, usage: Usage | None) -> None:
+        """A whole answer has come; `usage` is None if it said nothing of its tokens."""
+        inquiry = placement.inquiry
+        told = usage is not None and usage.prompt_tokens > 0
+        if usage is not None and told and inquiry.prompt.tokens is None:
+            self._ratios.learn(inquiry.model, inquiry.prompt.size, usage.prompt_tokens)
+        account = self._account(placement.worker)
+        tokens = usage.prompt_tokens if usage is not None and told else inquiry.tokens
+        belief = _belief(placement, tokens)
+        answered = Answered(
+            belief, record.model, placement.epoch, tokens, profile_of(placement.worker, inquiry), placement.prior
+        )
+        if usage is not None and told:
+            record.predicted_cached_tokens = belief.predicted
+            record.reported_prompt_tokens = usage.prompt_tokens
+            record.reported_cached_tokens = usage.cached_tokens
+            record.output_tokens = usage.completion_tokens
+        verdict = verdict_of(belief, usage if told else None)
+        if told:
+            record.verdict = verdict.value
+        self._metrics.verdicts.inc((record.worker, verdict.value))
+        if usage is None or usage.cached_tokens is None or not told:
+            account.ledger.count(Verdict.UNKNOWN)
+            if belief.predicted > 0:
+                # The wait for a slot counts as part of the request's time at the worker, which does no harm.
+                sent = record.at
+                account.counters.answered(Silent(sent, self._clock(), belief.predicted, answered))
+            return
+        self._count(account, verdict, record, belief, usage.cached_tokens)
+        if verdict is Verdict.FELL_SHORT:
+            self._fell_short(placement.worker, account, answered, usage.cached_tokens, record.at)
+        else:
+            self._came_true(placement.worker, account, answered, verdict, usage.cached_tokens, record.at)
+
+    def _count(self, account: Account, verdict: Verdict, record: DecisionRecord, belief: Belief, reported: int) -> None:
+        account.ledger.count(verdict, belief.predicted, reported)
+        labels = (record.model, record.worker)
+        self._metrics.predicted.inc(labels, belief.predicted)
+        self._metrics.reported.inc(labels, reported)
+        self._metrics.confirmed.inc(labels, min(belief.predicted, reported))
+
+    def _came_true(
+        self, worker: Worker, account: Account, answered: Answered, verdict: Verdict, reported: int, sent: float
+    ) -> None:
+        belief, ledger = answered.belief, account.ledger
+        if belief.predicted == 0 and verdict is not Verdict.BETTER:
+            return
+        if answered.epoch != worker.epoch:
+            return
+        if belief.predicted:
+            ledger.was_there(belief.used, sent)
+        shadow = self._shadow(worker, answered.model)
+        if verdict is Verdict.BETTER:
+            ledger.capacity.exceeded(shadow, reported - belief.predicted, answered.prompt_tokens)
+        else:
+            ledger.capacity.confirmed(shadow, oldest_half=self._in_oldest_half(worker, belief.used, sent))
+        self._apply_capacity(worker, account, answered.model)
+
+    def _fell_short(self, worker: Worker, account: Account, answered: Answered, reported: int, sent: float) -> None:
+        cause = self._cause(worker, account, answered, sent)
+        self._metrics.fallbacks.inc((answered.model, worker.id, cause.value))
+        if answered.epoch != worker.epoch:
+            return
+        belief, ledger = answered.belief, account.ledger
+        if cause is Cause.EVICTED:
+            shadow = self._shadow(worker, answered.model)
+            ledger.capacity.fell_short(shadow, belief.predicted - reported, answered.prompt_tokens)
+            self._apply_capacity(worker, account, answered.model)
+        emptied = ledger.was_missing(cause, belief.predicted, reported, sent)
+        if not self._correct:
+            return
+        if answered.prior is not None and not belief.tentative and cause not in (Cause.BELOW_BLOCK_FLOOR,):
+            # The answer has brought the prompt itself back; what lay behind it in other branches is gone.
+            self._index.disprove(answered.prior)
+        if emptied is not None:
+            self._forget(worker, account, emptied)
+
+    def _cause(self, worker: Worker, account: Account, answered: Answered, sent: float) -> Cause:
+        used = answered.belief.used
+        profile = answered.profile
+        most = 1 << 20
+        circumstances = Circumstances(
+            same_life=answered.epoch == worker.epoch or account.emptied_at == worker.epoch,
+            enabled=profile.enabled,
+            stateful=profile.rule is not Rule.BLOCKS,
+            emptied=answered.epoch != worker.epoch and account.emptied_at == worker.epoch,
+            age=None if used is None else sent - used,
+            proven_age=account.ledger.proven_age,
+            since=0 if used is None else self._tokens(self._index.blocks_since(worker.id, used, most), answered.model),
+            capacity=account.ledger.capacity.tokens,
+        )
+        return cause_of(answered.belief, circumstances, answered.prompt_tokens)
+
+    # -- what follows --------------------------------------------------------------------------------------
+
+    def _forget(self, worker: Worker, account: Account, since: float) -> None:
+        """The worker's cache was emptied without a restart: what was used before `since` is there no more.
+
+        It begins a new epoch, as after a restart. The other replicas hear of that as of any other epoch, refuse news
+        of the old one, and can't tell this one what it has just forgotten.
+        """
+        now = self._clock()
+        export = self._index.export(worker.id, since)
+        uses = export.take(CARRIED_BLOCKS, now) if export is not None else []
+        epoch = max(self._wall(), math.nextafter(worker.epoch, math.inf))
+        if not self._registry.set_epoch(worker, epoch):
+            return
+        self._index.restore(worker.id, epoch, uses, now)
+        account.emptied_at = epoch
+        account.ledger.begin(epoch)
+        self._metrics.emptied.inc((worker.id,))
+        log.warning("worker %s: its cache seems to have been emptied; what it was believed to hold is forgotten",
+                    worker.id)  # fmt: skip
+
+    def _apply_capacity(self, worker: Worker, account: Account, model: str) -> None:
+        """Tell the map how much of the worker's cache to remember."""
+
+    # -- probes --------------------------------------------------------------------------------------------
+
+    def _probed(self, worker: Worker) -> None:
+        """A probe has read the worker's counters: compare them with what was predicted meanwhile."""
+        account = self._account(worker)
+        account.ledger.capacity.declare(worker.facts.profile.capacity_tokens)
+        finding, silents = account.counters.sampled(self._clock(), worker.facts.cache_hits)
+        if not silents:
+            return
+        self._metrics.counter_checks.inc((worker.id, finding.value))
+        if finding is CounterFinding.CONSISTENT:
+            account.ledger.seems_to_work()
+        if finding is not CounterFinding.CONTRADICTED:
+            return
+        for silent in silents:
+            answered = silent.subject
+            account.ledger.refuted(silent.predicted)
+            self._fell_short(worker, account, answered, 0, silent.sent)
+
+    def _removed(self, worker: Worker) -> None:
+        self._accounts.pop(worker.id, None)
+
+    # -- helpers -------------------------------------------------------------------------------------------
+
+    def _account(self, worker: Worker) -> Account:
+        account = self._accounts.get(worker.id)
+        if account is None:
+            account = self._accounts[worker.id] = Account()
+            account.ledger.begin(worker.epoch)
+        if account.ledger.epoch != worker.epoch:
+            account.ledger.begin(worker.epoch)
+            account.counters.forget()
+        return account
+
+    def _shadow(self, worker: Worker, model: str) -> int:
+        """What the map remembers of the worker, in tokens."""
+        return self._tokens(self._index.blocks_of(worker.id), model)
+
+    def _tokens(self, blocks: int, model: str) -> int:
+        return int(blocks * BLOCK_BYTES * self._ratios.ratio(model))
+
+    def _in_oldest_half(self, worker: Worker, used: float | None, now: float) -> bool:
+        return False
+
+    def _shares(self, of: Callable[[Ledger], float | None]) -> Iterable[Sample]:
+        found = ((name, of(account.ledger)) for name, account in self._accounts.items())
+        return [((name,), value) for name, value in found if value is not None]
+
+
+def _belief(placement: Placement, tokens: int) -> Belief:
+    """What was believed of the chosen worker, for a prompt of so many tokens."""
+    prior = placement.prior
+    return Belief(
+        credited=placement.decision.match.resumable,
+        predicted=placement.predicted(tokens),
+        step=placement.step(tokens),
+        at_least=placement.at_horizon,
+        used=None if prior is None else prior.used,
+        tentative=prior is not None and prior.tentative,
+    )
