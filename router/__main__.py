@@ -18,6 +18,7 @@ FLAGS = {
     "workers": "--worker",
     "host": "--host",
     "port": "--port",
+    "processes": "--processes",
     "sync.redis_url": "--redis",
     "policy.name": "--policy",
 }
@@ -54,7 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if obstacle is not None:
         print(f"prefix-router: {obstacle}", file=sys.stderr)
         return 2
-    from router.serving import run
+    if settings.processes > 1:
+        from router.processes import run
+    else:
+        from router.serving import run
 
     try:
         return run(settings)
@@ -71,9 +75,11 @@ def _refuse(error: SettingsError) -> int:
 def _obstacle(settings: Settings) -> str | None:
     """Why a replica with these settings, each right in itself, would be of no use."""
     # With an admin key, workers may be added at run time.
-    if settings.workers or settings.workers_dns or settings.auth.admin_key is not None:
-        return None
-    return "no workers: name them with --worker URL, in ROUTER_WORKERS, or under workers in the file"
+    if not (settings.workers or settings.workers_dns) and settings.auth.admin_key is None:
+        return "no workers: name them with --worker URL, in ROUTER_WORKERS, or under workers in the file"
+    if settings.processes > 1 and settings.sync.redis_url is None:
+        return f"{settings.processes} processes share what they know over Redis: name it with --redis URL, or run one"
+    return None
 
 
 def _describe(settings: Settings, obstacle: str | None) -> int:
@@ -104,6 +110,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--redis", metavar="URL", help="share memory with other replicas through this Redis")
         command.add_argument("--host", help="address to listen on (default 127.0.0.1)")
         command.add_argument("--port", type=int, help="port to listen on (default 8080; 0 takes a free one)")
+        command.add_argument("--processes", type=int, metavar="N", help="replicas that share the port (default 1)")
         command.add_argument("--policy", help="slack (default), power_of_two, least_loaded or round_robin")
     commands.add_parser("demo", help="play a conversation over two replicas and simulated workers", add_help=False)
     commands.add_parser("doctor", help="whether live workers' caches can help, and what to change", add_help=False)
@@ -128,6 +135,8 @@ def _flags(parsed: argparse.Namespace) -> dict[str, Any]:
         flags["host"] = parsed.host
     if parsed.port is not None:
         flags["port"] = parsed.port
+    if parsed.processes is not None:
+        flags["processes"] = parsed.processes
     if parsed.redis is not None:
         flags["sync"] = {"redis_url": parsed.redis}
     if parsed.policy is not None:

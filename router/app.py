@@ -30,6 +30,7 @@ from router.descriptors import connections_for, raise_limit
 from router.hashing import fingerprint
 from router.metrics import Metrics, Sample
 from router.settings import Settings
+from router.siblings import Member, Siblings
 from router.sync import NoSync, Sync
 from router.sync_metrics import describe_sync
 from router.workers.dns_fleet import DnsFleet, resolver_of
@@ -45,13 +46,16 @@ LOOK_SECONDS = 0.01
 
 
 class Router:
-    """One replica: the ASGI app, its protocol, and the tasks that live as long as it does."""
+    """One replica: the ASGI app, its protocol, and the tasks that live as long as it does.
 
-    def __init__(self, settings: Settings) -> None:
+    It is alone at its port, or a `member` of several.
+    """
+
+    def __init__(self, settings: Settings, member: Member | None = None) -> None:
         self.settings = settings
         self.sender = secrets.token_hex(8)
         clock = time.monotonic
-        self.metrics = Metrics()
+        self.metrics = Metrics(str(member.number) if member else "")
         self.registry = Registry()
         affinity = settings.affinity
         self.index = AffinityMap(affinity.max_blocks, affinity.ttl_seconds, affinity.tentative_seconds)
@@ -91,7 +95,7 @@ class Router:
             draw=random.random,
             poke=self.prober.poke,
         )
-        self.decision_file = self._open_decision_file()
+        self.decision_file = self._open_decision_file(member)
         if self.decision_file is not None:
             dispatcher.ended_hooks.append(noting_in(self.decision_file))
         context = ControlContext(
@@ -107,7 +111,8 @@ class Router:
             self.sender[:8],
         )
         self.control = create_control(context)
-        self.app = Entry(settings, dispatcher, stored, self.control, self.metrics, self.decision_log)
+        self.siblings = Siblings(member, self.control) if member else None
+        self.app = Entry(settings, dispatcher, stored, self.siblings or self.control, self.metrics, self.decision_log)
         self.protocol: type[RouterProtocol] = protocol_class(_bounds(settings), self.app)
         self.draining = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -127,6 +132,8 @@ class Router:
         self.prober.start()
         self.dns.start()
         self.sync.start()
+        if self.siblings is not None:
+            await self.siblings.start()
         for work in (self._tick(), self._watch_lag()):
             task = asyncio.create_task(work)
             self._tasks.add(task)
@@ -146,6 +153,8 @@ class Router:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
+        if self.siblings is not None:
+            self.siblings.close()
         await self.sync.aclose()
         await self.dns.aclose()
         await self.prober.aclose()
@@ -154,11 +163,14 @@ class Router:
         if self.decision_file is not None:
             await self.decision_file.aclose()
 
-    def _open_decision_file(self) -> DecisionFile | None:
+    def _open_decision_file(self, member: Member | None) -> DecisionFile | None:
         settings = self.settings.decision_file
-        if settings.path is None:
+        path = settings.path
+        if path is None:
             return None
-        return DecisionFile(settings.path, settings, self.sender, time.monotonic)
+        if member is not None:
+            path = path.with_name(f"{path.stem}-{member.number}{path.suffix}")
+        return DecisionFile(path, settings, self.sender, time.monotonic)
 
     def _make_sync(self) -> Sync | NoSync:
         settings = self.settings
@@ -199,6 +211,7 @@ class Router:
     def _describe(self) -> None:
         """Metrics that are read from their owners."""
         add = self.metrics.gauge
+        add("router_processes", "Those that share the port.", (), lambda: [((), self.settings.processes)])
         add("router_in_flight", "Requests in flight from this replica.", ("worker",), self._in_flight)
         add("router_worker_load", "Requests in flight from all replicas.", ("worker",), self._loads)
         add("router_worker_waiting", "Those that wait for their first byte.", ("worker",), self._waiting)

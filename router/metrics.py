@@ -112,9 +112,13 @@ class Reading:
 
 
 class Metrics:
-    """All metrics that the request path feeds, and a registry to which parts add what they can be asked for."""
+    """All metrics that the request path feeds, and a registry to which parts add what they can be asked for.
 
-    def __init__(self) -> None:
+    Of several processes on one port each has its number in a label, so that none is added to or taken for another.
+    """
+
+    def __init__(self, process: str = "") -> None:
+        self._process = process
         self.requests = Counter(
             "router_requests_total", "Requests answered.", ("endpoint", "model", "worker", "status")
         )
@@ -169,7 +173,12 @@ class Metrics:
     def collect(self) -> Iterator[Metric]:
         """All families, for prometheus_client."""
         for part in self._parts:
-            yield part.collect()
+            family = part.collect()
+            if self._process:
+                family.samples = [
+                    sample._replace(labels={**sample.labels, "process": self._process}) for sample in family.samples
+                ]
+            yield family
 
     def names(self) -> set[str]:
         """Every metric name, for the documentation's check."""

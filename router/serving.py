@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import logging
+import os
 import signal
 import socket
 import sys
@@ -15,22 +17,35 @@ import uvicorn
 from router.app import Router
 from router.descriptors import descriptor_warnings, raise_limit
 from router.settings import Settings
+from router.siblings import Member
 
 log = logging.getLogger("router")
 FIRST_LOOK_SECONDS = 2.0
 BACKLOG = 2048
+# What a process tells its parent, and what it is told.
+LISTENING, LEAVING, FORCE = b"listening", b"leaving", b"force"
 
 
 class RouterServer(uvicorn.Server):
-    """Turns readiness off first, goes on accepting for a moment, then lets what runs finish within the grace."""
+    """Turns readiness off first, goes on accepting for a moment, then lets what runs finish within the grace.
 
-    def __init__(self, config: uvicorn.Config, router: Router) -> None:
+    With a parent, whom `channel` leads to, it tells how far it is, and ends when the parent is gone.
+    """
+
+    def __init__(self, config: uvicorn.Config, router: Router, channel: socket.socket | None = None) -> None:
         super().__init__(config)
         self._router = router
+        self._channel = channel
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+            # The terminal is gone; with nohup, this signal is ignored already.
+            signal.signal(signal.SIGHUP, self.handle_exit)
+        if self._channel is not None:
+            self._channel.setblocking(False)
+            self._loop.add_reader(self._channel, self._hear_parent)
         await self._router.start()
         try:
             await super().serve(sockets)
@@ -41,10 +56,12 @@ class RouterServer(uvicorn.Server):
         # A balancer without health checks sends requests as soon as somebody listens.
         await self._router.first_look(FIRST_LOOK_SECONDS)
         await super().startup(sockets)
-        if self.started:
+        if self.started and self._channel is not None:
+            self._tell(LISTENING)
+        elif self.started:
             for server in self.servers:
                 for listener in server.sockets:
-                    print(f"listening http://{_shown(listener.getsockname())}", flush=True)
+                    print(f"listening http://{shown(listener.getsockname())}", flush=True)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn's, but connections in line at the door are let in before it closes, or they would be reset."""
@@ -60,9 +77,13 @@ class RouterServer(uvicorn.Server):
         )
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """First signal: drain. Second: end at once."""
+        """First signal: drain. Second: end at once, unless there is a parent to say so.
+
+        A service manager may signal parent and children alike: that is one signal, not two.
+        """
         if self._router.draining:
-            self.should_exit = self.force_exit = True
+            if self._channel is None:
+                self.should_exit = self.force_exit = True
             return
         self._router.draining = True
         delay = self._router.settings.timeouts.drain_delay if sig == signal.SIGTERM else 0.0
@@ -76,15 +97,68 @@ class RouterServer(uvicorn.Server):
         self._loop.call_later(delay, self._stop_accepting)
 
     def _stop_accepting(self) -> None:
+        if self._router.siblings is not None:
+            self._router.siblings.close()
+        self._tell(LEAVING)
         self.should_exit = True
 
+    def _tell(self, report: bytes) -> None:
+        if self._channel is not None:
+            with contextlib.suppress(OSError):
+                self._channel.send(report)
 
-def run(settings: Settings, *, reuse_port: bool = False) -> int:
+    def _hear_parent(self) -> None:
+        """The number of a signal, FORCE, or the end of the channel, after which nobody would end this process."""
+        assert self._loop is not None
+        assert self._channel is not None
+        try:
+            word = self._channel.recv(64)
+        except OSError:
+            word = b""
+        if not word:
+            self._loop.remove_reader(self._channel)
+            log.error("the parent process is gone: ending too")
+        if word == FORCE:
+            self.should_exit = self.force_exit = True
+        else:
+            self.handle_exit(int(word or signal.SIGINT), None)
+
+
+class WholeLines(io.TextIOBase):
+    """Writes to a pipe that others write to as well; what goes into it at once stays together up to this size."""
+
+    AT_ONCE = 4096
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def write(self, text: str) -> int:
+        """Lines, as many at once as stay together."""
+        piece = b""
+        for line in text.encode("utf-8", "replace").splitlines(keepends=True):
+            if piece and len(piece) + len(line) > self.AT_ONCE:
+                os.write(self._descriptor, piece)
+                piece = b""
+            piece += line
+        if piece:
+            os.write(self._descriptor, piece)
+        return len(text)
+
+
+def run(settings: Settings) -> int:
     """Serve until a signal ends it; the exit code."""
     configure_logging(settings)
+    listener = bind(settings)
+    return 1 if listener is None else serve(settings, listener)
+
+
+def serve(settings: Settings, listener: socket.socket, member: Member | None = None) -> int:
+    """Serve a listener until a signal ends it, alone or as one of several processes; the exit code."""
+    if member is not None:
+        configure_logging(settings, member.number)
     for warning in descriptor_warnings(raise_limit()):
         log.warning("%s", warning)
-    router = Router(settings)
+    router = Router(settings, member)
     config = uvicorn.Config(
         router.app,
         http=router.protocol,
@@ -100,21 +174,19 @@ def run(settings: Settings, *, reuse_port: bool = False) -> int:
         timeout_keep_alive=int(settings.timeouts.keep_alive),
         timeout_graceful_shutdown=int(settings.timeouts.drain),
     )
-    listener = _bind(settings, reuse_port=reuse_port)
-    if listener is None:
-        return 1
-    RouterServer(config, router).run([listener])
+    RouterServer(config, router, member.channel if member else None).run([listener])
     return 0
 
 
-def configure_logging(settings: Settings) -> None:
-    """One line per event, to standard error or a file."""
+def configure_logging(settings: Settings, process: int | None = None) -> None:
+    """One line per event, to standard error or a file, which several processes may share."""
     handler: logging.Handler
     if settings.log.file is not None:
         handler = logging.FileHandler(settings.log.file)
     else:
-        handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        handler = logging.StreamHandler(sys.stderr if process is None else WholeLines(sys.stderr.fileno()))
+    who = "" if process is None else f"process {process}: "
+    handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s %(name)s: {who}%(message)s"))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(settings.log.level.upper())
@@ -125,17 +197,19 @@ def configure_logging(settings: Settings) -> None:
     logging.raiseExceptions = False
 
 
-def _bind(settings: Settings, *, reuse_port: bool) -> socket.socket | None:
+def bind(settings: Settings, *, port: int | None = None, share: bool = False) -> socket.socket | None:
+    """A socket on the settings' address, or another port there; None, and a word on why, if it can't be had."""
+    port = settings.port if port is None else port
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if reuse_port:
+        if share:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        listener.bind((settings.host, settings.port))
+        listener.bind((settings.host, port))
     except OSError as error:
         listener.close()
-        print(f"prefix-router: can't listen on {settings.host}:{settings.port}: {error.strerror}", file=sys.stderr)
+        print(f"prefix-router: can't listen on {settings.host}:{port}: {error.strerror}", file=sys.stderr)
         return None
     listener.set_inheritable(True)
     return listener
@@ -151,6 +225,7 @@ def _accept_all(listener: socket.socket) -> list[socket.socket]:
     return accepted
 
 
-def _shown(address: tuple[str, int]) -> str:
+def shown(address: tuple[str, int]) -> str:
+    """An address as it stands in a URL."""
     host, port = address[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -322,6 +322,7 @@ class Settings(BaseSettings):
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65_535)] = 8080
+    processes: Annotated[int, Field(ge=1, le=64)] = 1
     workers: Annotated[tuple[WorkerSettings, ...], NoDecode] = ()
     workers_dns: Annotated[tuple[str, ...], NoDecode] = ()
     dns: DnsSettings = DnsSettings()

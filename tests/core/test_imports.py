@@ -40,6 +40,8 @@ FLOORS = {
     "sync_subscriber": 4,
     "sync_redis": 5,
     "sync": 8,
+    "siblings": 2,
+    "restarts": 0,
     "sync_metrics": 8,
     "control": 7,
     "fit": 6,
@@ -48,10 +50,11 @@ FLOORS = {
     "app": 9,
     "serving": 10,
     "demo": 10,
-    "__main__": 11,
+    "processes": 11,
+    "__main__": 12,
 }
 PURE = {"errors", "prompt", "hashing", "cachemodel", "touches", "affinity", "policy", "policy_work"}
-PURE |= {"calibration"}
+PURE |= {"calibration", "restarts"}
 PURE |= {"sync_codec", "sync_peers", "sync_snapshot", "sync_repair"}
 IMPURE_MODULES = {"asyncio", "time", "random", "logging", "socket", "threading", "os", "secrets", "uuid"}
 
