@@ -127,7 +127,10 @@ def _most_to_resume(own: Stand, others: Sequence[Stand], record: DecisionRecord)
     near = [stand for stand in others if stand.within_slack is not False]
     best = max(near, key=lambda stand: (stand.resumable, stand.matched), default=None)
     if best is None or best.resumable == 0:
-        return f"Nobody else within reach could resume any of it: {own.resumable:,} of {record.prompt_tokens:,} tokens."
+        return (
+            f"It could resume {own.resumable:,} of about {record.prompt_tokens:,} tokens, and nobody else within reach "
+            f"any of them."
+        )
     if best.resumable < own.resumable:
         ahead = own.resumable - best.resumable
         return f"It could resume {own.resumable:,} tokens, {ahead:,} more than {best.worker}, the next within reach."

@@ -17,8 +17,8 @@ from router.workers.evidence import Evidence
 
 WHY: dict[str, str] = {
     Reason.HIT: (
-        "The worker holds {matched_blocks} of the prompt's {blocks} blocks, about {resumable_tokens} tokens to resume. "
-        "It had {load} in flight and the freest {min_load}; the prompt's size allows {slack} more."
+        "The worker holds {matched_blocks} of the prompt's {blocks} blocks, about {resumable_tokens:,} tokens to "
+        "resume. It had {load} in flight and the freest {min_load}; the prompt's size allows {slack} more."
     ),
     Reason.MISS: "No candidate gains from what it holds of this prompt, or the policy does not ask; load decided.",
     Reason.SPILL: (

@@ -223,7 +223,7 @@ def _verdict(view: View) -> Iterator[Finding]:
     reasons: Counter[str] = Counter()
     for traffic in view.recent.models.values():
         reasons.update(traffic.reasons)
-    able = reasons["hit"] + reasons["miss"] + reasons["spill"]
+    able = reasons.total() - reasons["short"] - reasons["bypass"]
     if not reasons:
         yield Finding("idle", Level.NOTE, "No request has come yet.", None)
     elif reasons["hit"] and able:

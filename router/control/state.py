@@ -24,7 +24,7 @@ from router.metrics import Histogram
 from router.policy import Reason
 
 FRESH_SECONDS: Final = 0.5
-RECENT: Final = 50
+RECENT: Final = 30
 MODELS_SHOWN: Final = 8
 
 
@@ -78,7 +78,7 @@ class State:
             "recent_hits": recent.total.as_dict(),
             "prefill": {"tokens_per_second": recent.speed, "saved_seconds": self._history.saved_seconds},
             "ttft": {"with_hit": hit, "without_hit": without},
-            "decisions": [shown(record, now) for record in records[:RECENT]],
+            "decisions": [_brief(shown(record, now)) for record in records[:RECENT]],
         }
 
     def _worker(self, row: dict[str, Any], recent: Recent) -> dict[str, Any]:
@@ -139,6 +139,11 @@ class State:
             "aborts": int(metrics.aborts.total()),
             "shed": int(metrics.shed.total()),
         }
+
+
+def _brief(decision: dict[str, Any]) -> dict[str, Any]:
+    """A decision without its sentence, which `/router/decisions` has, and without what is not known yet."""
+    return {name: value for name, value in decision.items() if value is not None and name != "why"}
 
 
 def summary(histogram: Histogram, reasons: Iterable[str]) -> dict[str, float | int | None]:

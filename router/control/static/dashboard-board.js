@@ -13,7 +13,7 @@ function showFindings(found) {
 function showTiles(state) {
   const reasons = Object.fromEntries(past.reasons.map((reason, at) => [reason, past.rows.reduce((sum, row) => sum + row.reasons[at], 0)]));
   const live = Object.values(reasons).some((n) => n) ? reasons : state.totals.reasons;
-  const able = ["hit", "miss", "spill", "below_block_floor", "cache_disabled", "only"].reduce((sum, reason) => sum + (live[reason] || 0), 0);
+  const able = REASONS.filter((reason) => reason !== "short" && reason !== "bypass").reduce((sum, reason) => sum + (live[reason] || 0), 0);
   text("share", percent(live.hit || 0, able));
   text("share-of", `${count(live.hit || 0)} of ${count(able)} with a prefix, last 15 min`);
   const { with_hit: hit, without_hit: without } = state.ttft;
@@ -34,27 +34,32 @@ function showFleet(state) {
     if (!prompt) return soft("no report yet");
     return [bar(reported / prompt, "", predicted / prompt), soft(`${percent(reported, prompt)} confirmed, ${percent(predicted, prompt)} predicted`)];
   };
+  // Slots are often so many that no bar would be seen; then the busiest worker is the measure.
+  const busiest = Math.max(8, ...state.workers.map((worker) => worker.in_flight.all));
+  const filled = (worker) => worker.in_flight.all / (worker.slots > 4 * busiest ? busiest : worker.slots);
   table("fleet", "fleet-head", [
     ["Worker", (worker) => code(worker.id)],
     ["State", (worker) => el("span", { class: "pill " + tone(worker) }, (worker.draining ? "draining, " : "") + worker.state + (worker.asleep ? ", asleep" : ""))],
-    ["In flight, all replicas", (worker) => [bar(worker.in_flight.all / worker.slots, worker.in_flight.all < worker.slots ? "load" : "full"), soft(`${worker.in_flight.all} of ${plural(worker.slots, "slot")}, ${worker.in_flight.local} from here`)], "wide"],
+    ["In flight, all replicas", (worker) => [bar(filled(worker), worker.in_flight.all < worker.slots ? "load" : "full"), soft(`${worker.in_flight.all} of ${plural(worker.slots, "slot")}, ${worker.in_flight.local} from here`)], "wide"],
     ["Prompt tokens from cache", cached, "wide"],
     ["Model", (worker) => worker.models.join(", ") + (worker.model_count > worker.models.length ? ` and ${worker.model_count - worker.models.length} more` : "") || "–"],
     ["Hits from", (worker) => worker.cache.enabled === false ? "cache off" : `${count(worker.cache.floor_tokens)} tokens${worker.cache.enabled ? "" : " (assumed)"}`],
-    ["Blocks", (worker) => count(worker.blocks)],
+    ["Blocks", (worker) => count(worker.blocks), "minor"],
     ["Cache since", (worker) => known(worker.epoch) ? age(worker.epoch_age_seconds) : "unknown"],
-    ["Engine", (worker) => known(worker.engine.running) ? `${count(worker.engine.running)} run, ${count(worker.engine.waiting)} wait` : "–"],
+    ["Engine", (worker) => known(worker.engine.running) ? `${count(worker.engine.running)} run, ${count(worker.engine.waiting)} wait` : "–", "minor"],
   ], state.workers, (worker) => worker.id);
   const sum = (pick) => state.workers.reduce((total, worker) => total + pick(worker), 0);
   const rows = past.rows.slice(-2), rate = rows.reduce((total, row) => total + row.reasons.reduce((a, b) => a + b, 0), 0) / (rows.length * past.step_seconds || 1);
   text("flight", `${plural(sum((worker) => worker.in_flight.all), "request")} in flight, ${count(sum((worker) => worker.in_flight.local))} through this replica, ${rate.toFixed(1)} decisions a second; ${count(state.index.blocks)} of at most ${count(state.index.max_blocks)} blocks remembered.`);
 }
 function showHistory(now) {
-  const { step_seconds: step, steps } = past, span = step * steps;
+  const { step_seconds: step, steps } = past, oldest = past.rows.length ? now - past.rows[0].at : 0;
+  const span = oldest < 240 ? Math.min(300, step * steps) : step * steps, minutes = span / 60;
   const rows = past.rows.map((row) => ({ ...row, ago: Math.max(0, now - row.at), counts: Object.fromEntries(past.reasons.map((reason, at) => [reason, row.reasons[at]])) })).filter((row) => row.ago < span);
   const sums = Object.fromEntries(REASONS.map((reason) => [reason, rows.reduce((sum, row) => sum + (row.counts[reason] || 0), 0)]));
   const seen = REASONS.filter((reason) => sums[reason]), total = seen.reduce((sum, reason) => sum + sums[reason], 0);
-  stack("chart", span, step, rows, `${total} decisions in 15 minutes: ` + seen.map((reason) => `${sums[reason]} ${words(reason)}`).join(", "));
+  stack("chart", span, step, rows, `${total} decisions in ${minutes} minutes: ` + seen.map((reason) => `${sums[reason]} ${words(reason)}`).join(", "));
+  text("h-chart", `Decisions by reason, last ${minutes} minutes`);
   $("legend").replaceChildren(...seen.map((reason) => tag(reason, `${words(reason)} ${count(sums[reason])} (${percent(sums[reason], total)})`)), soft(`a bar is ${step} s`));
   const mean = (pick) => { const values = rows.map(pick).filter(known); return values.length ? values.reduce((a, b) => a + b, 0) / values.length : null; };
   const hit = mean((row) => row.hit_ttft), miss = mean((row) => row.miss_ttft);
@@ -96,14 +101,14 @@ function showRecent(state) {
     }],
     ["Reason", (one) => tag(one.reason)],
     ["Worker", (one) => code(one.worker)],
-    ["Model", (one) => one.model],
-    ["Match", (one) => `${one.matched_blocks}/${one.blocks}`],
+    ["Model", (one) => one.model, "minor"],
+    ["Match", (one) => `${one.matched_blocks}/${one.blocks}`, "minor"],
     ["Prompt tokens", (one) => count(one.reported_prompt_tokens ?? one.prompt_tokens)],
-    ["Predicted", (one) => count(one.predicted_cached_tokens ?? one.resumable_tokens)],
-    ["Reported", (one) => count(one.reported_cached_tokens)],
+    ["Predicted", (one) => count(one.predicted_cached_tokens ?? one.resumable_tokens), "minor"],
+    ["From cache", (one) => count(one.reported_cached_tokens)],
     ["First byte", (one) => seconds(one.first_byte_seconds)],
-    ["Outcome", (one) => one.outcome ? words(one.outcome) : "under way"],
-  ], state.decisions.slice(0, 30), (one) => `${one.request_id} ${one.attempt}`);
+    ["Outcome", (one) => one.outcome ? words(one.outcome) : "under way", "minor"],
+  ], state.decisions, (one) => `${one.request_id} ${one.attempt}`);
 }
 function show(state) {
   const pill = (id, kind, label) => { $(id).className = "pill " + kind; text(id, label); $(id).hidden = !label; };

@@ -23,7 +23,8 @@ function plot(id, span, highest, level) {
     root.append(svg("text", { x: LEFT - 6, y: y(part * highest) + 4, "text-anchor": "end" }, level(part * highest)));
   }
   const minutes = Math.round(span / 60);
-  for (let back = minutes - minutes % 5; back >= 0; back -= 5) {
+  const step = width < 480 ? minutes : minutes > 5 ? 5 : 1;
+  for (let back = minutes; back >= 0; back -= step) {
     const anchor = back === 0 ? "end" : back * 60 >= span ? "start" : "middle";
     root.append(svg("text", { x: x(back * 60), y: height - 3, "text-anchor": anchor }, back ? `${back} min ago` : "now"));
   }

@@ -45,7 +45,7 @@ function showCandidates(candidates) {
     ["Match", (one) => known(one.matched_blocks) ? `${one.matched_blocks} blocks` : ""],
     ["In flight", (one) => known(one.load) ? [bar(one.load / busiest, one.removed_by === "slots" ? "full" : "load"), soft(known(one.slots) ? `${one.load} of ${one.slots}` : one.load)] : ""],
     ...terms,
-    ["", (one) => judged(one), "wide"],
+    ["Verdict", (one) => judged(one), "wide"],
   ], candidates, (one) => one.worker, (one) => one.chosen ? "chosen" : one.removed_by || one.within_slack === false ? "out" : "");
 }
 function judged(one) {
