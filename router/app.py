@@ -21,6 +21,7 @@ from router.dataplane.notes import noting_in
 from router.dataplane.pools import Pools
 from router.dataplane.relay import Relay
 from router.dataplane.server import RouterProtocol, protocol_class
+from router.dataplane.spans import open_tracing
 from router.dataplane.stored import StoredResponses
 from router.dataplane.upstream_types import UpstreamLimits
 from router.dataplane.verdicts import Verdicts
@@ -56,7 +57,7 @@ class Router:
         self.sender = secrets.token_hex(8)
         clock = time.monotonic
         self.metrics = Metrics(str(member.number) if member else "")
-        self.registry = Registry()
+        self.registry = Registry(clock)
         affinity = settings.affinity
         self.index = AffinityMap(affinity.max_blocks, affinity.ttl_seconds, affinity.tentative_seconds)
         self.ratios = TokenRatios()
@@ -98,6 +99,10 @@ class Router:
         self.decision_file = self._open_decision_file(member)
         if self.decision_file is not None:
             dispatcher.ended_hooks.append(noting_in(self.decision_file))
+        self.tracing = open_tracing(settings.tracing, self.sender)
+        if self.tracing is not None:
+            dispatcher.tracer = self.tracing
+            dispatcher.ended_hooks.append(self.tracing.end)
         context = ControlContext(
             settings,
             self.registry,
@@ -162,6 +167,8 @@ class Router:
         self.decision_log.flush()
         if self.decision_file is not None:
             await self.decision_file.aclose()
+        if self.tracing is not None:
+            await asyncio.to_thread(self.tracing.close)
 
     def _open_decision_file(self, member: Member | None) -> DecisionFile | None:
         settings = self.settings.decision_file
@@ -226,6 +233,7 @@ class Router:
         self.metrics.counter("router_index_evictions_total", "Blocks dropped.", ("cause",), self._evictions)
         self.metrics.counter("router_decision_file_lines_total", "Decisions by fate.", ("result",), self._file_lines)
         self.metrics.counter("router_dns_lookups_total", "Lookups of names.", ("result",), self._lookups)
+        self.metrics.counter("router_spans_total", "Spans by fate.", ("result",), self._spans)
         describe_sync(self.metrics, self.sync)
 
     def _in_flight(self) -> Iterable[Sample]:
@@ -251,6 +259,10 @@ class Router:
 
     def _file_lines(self) -> Iterable[Sample]:
         results = self.decision_file.results if self.decision_file else {}
+        return [((result,), count) for result, count in results.items()]
+
+    def _spans(self) -> Iterable[Sample]:
+        results = self.tracing.results if self.tracing else {}
         return [((result,), count) for result, count in results.items()]
 
     def _lookups(self) -> Iterable[Sample]:

@@ -46,12 +46,14 @@ C = TypeVar("C", bound=Candidate)
 class Match:
     """What a worker is believed to hold of a prompt: blocks shared, and tokens its engine can resume from them.
 
-    `withheld` says why a match is worth nothing to the engine, where that is known.
+    `resumable` is what is certain, `expected` the best estimate: what is shared ends somewhere in the block after the
+    last that matched. `withheld` says why a match is worth nothing to the engine, where that is known.
     """
 
     blocks: int = 0
     resumable: int = 0
     withheld: Reason | None = None
+    expected: int = 0
 
 
 NO_MATCH = Match()
@@ -141,7 +143,7 @@ def choose_slack(candidates: Sequence[C], matches: Matches, ask: Ask, table: Sla
         if ask.cut_off and busy is None:
             chosen = _home(candidates, least + slack, ask.key) or chosen
         match = matches.get(chosen.id, NO_MATCH)
-        reason = Reason.SPILL if busy is not None else _reason_without_match(candidates, matches, ask)
+        reason = Reason.SPILL if busy is not None else reason_without_match(candidates, matches, ask)
         other = busy
     return Decision(chosen, reason, match, ask.blocks, chosen.load, least, slack, other)
 
@@ -182,7 +184,7 @@ def _blind(chosen: C, candidates: Sequence[C], matches: Matches, ask: Ask, least
     match = matches.get(chosen.id, NO_MATCH)
     deepest = max([matches.get(candidate.id, NO_MATCH).resumable for candidate in candidates]) if matches else 0
     if deepest <= 0:
-        reason = _reason_without_match(candidates, matches, ask)
+        reason = reason_without_match(candidates, matches, ask)
     else:
         reason = Reason.HIT if match.resumable >= deepest else Reason.MISS
     return Decision(chosen, reason, match, ask.blocks, chosen.load, least, 0)
@@ -212,7 +214,8 @@ def _home(candidates: Sequence[C], most: int, key: int) -> C | None:
     return home if home.load <= most else None
 
 
-def _reason_without_match(candidates: Sequence[C], matches: Matches, ask: Ask) -> Reason:
+def reason_without_match(candidates: Sequence[Candidate], matches: Matches, ask: Ask) -> Reason:
+    """Why the choice was made by load alone."""
     if ask.bypass:
         return Reason.BYPASS
     if ask.blocks == 0:

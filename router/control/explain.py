@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from fastapi import Query
@@ -14,6 +14,7 @@ from router.control.context import ControlContext
 from router.control.exchange import answer, read_body
 from router.errors import BadRequest, Unavailable
 from router.policy import NO_MATCH, Decision, Match, rendezvous
+from router.policy_work import Terms
 from router.prompt import read_prompt
 from router.routes import ROUTES
 from router.workers.health import State
@@ -33,6 +34,7 @@ class Outlook:
     candidates: Sequence[Worker] = ()
     decision: Decision[Worker] | None = None
     refusal: Unavailable | None = None
+    work: Mapping[str, Terms] = field(default_factory=dict)
 
     @property
     def free(self) -> list[Worker]:
@@ -72,7 +74,7 @@ class Explain:
             decision, matches, candidates = selector.preview(inquiry, now)
         except Unavailable as error:
             return Outlook(inquiry, selector.matches(inquiry, now), refusal=error)
-        return Outlook(inquiry, matches, candidates, decision)
+        return Outlook(inquiry, matches, candidates, decision, work=selector.terms(inquiry, candidates, matches, now))
 
     def _terms(self, outlook: Outlook) -> dict[str, Any]:
         inquiry, decision, refusal = outlook.inquiry, outlook.decision, outlook.refusal
@@ -108,6 +110,7 @@ class Explain:
         if decision is not None and removed_by is None and self._context.settings.policy.name == "slack":
             within_slack = worker.load <= decision.min_load + decision.slack
         model = worker.facts.models.get(outlook.inquiry.model)
+        work = outlook.work.get(worker.id)
         return {
             "worker": worker.id,
             "state": worker.state.value,
@@ -122,6 +125,9 @@ class Explain:
             "load": worker.load,
             "slots": worker.slots,
             "within_slack": within_slack,
+            "expected_tokens": match.expected,
+            # In tokens to compute, for candidates under policy `work`; the least score wins.
+            "work": None if work is None else {**work._asdict(), "score": work.score},
             "rendezvous_rank": ranks.get(worker.id),
         }
 

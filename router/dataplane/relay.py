@@ -135,7 +135,7 @@ class Relay:
         """The first byte is here: the worker works, and if it served the prompt it owns it now."""
         job, placement, response, tap = passage.job, passage.placement, passage.response, passage.tap
         now = self._clock()
-        placement.lease.first_byte()
+        placement.lease.first_byte(computed=response.status < 300)
         if outcome_of_status(response.status) is Outcome.ANSWERED:
             passive.served(self._registry, placement.worker, now)
         record = job.record

@@ -1,4 +1,4 @@
-"""Every rule by name: the product's policies, policy `work`, other routers' rules, and perfect knowledge."""
+"""Every rule by name: the product's policies, other routers' rules, and perfect knowledge."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from router.replay import peers
 from router.replay.perfect import PerfectKnowledge
 from router.replay.product import HORIZONS, product
 from router.replay.rules import MakeRule
-from router.replay.work import work
 
 WORK = "work"
+OWN = (WORK, *POLICIES)
 PERFECT = "perfect"
 PEERS: dict[str, MakeRule] = {
     "sglang": peers.SglangCacheAware,
@@ -22,9 +22,9 @@ PEERS: dict[str, MakeRule] = {
     "bounded_hashing": peers.BoundedHashing,
 }
 GROUPS: dict[str, tuple[str, ...]] = {
-    "own": (WORK, *POLICIES),
+    "own": OWN,
     "peers": tuple(PEERS),
-    "all": (WORK, *POLICIES, *PEERS, PERFECT),
+    "all": (*OWN, *PEERS, PERFECT),
 }
 
 
@@ -43,13 +43,11 @@ def names_of(given: str) -> list[str]:
 
 
 def rule_of(name: str) -> MakeRule:
-    """The rule of a name; `@dense`, `@ladder` or `@whole` behind a product policy or `work` sets its horizon."""
+    """The rule of a name; `@dense`, `@ladder` or `@whole` behind a product policy sets its horizon."""
     base, _, horizon = name.partition("@")
     if horizon and horizon not in HORIZONS:
         raise UnknownRule(f"{name!r}: the horizon is one of {', '.join(HORIZONS)}")
-    if base == WORK:
-        return work(horizon or "ladder")
-    if base in POLICIES:
+    if base in OWN:
         return product(base, horizon or None)
     if horizon:
         raise UnknownRule(f"{name!r}: only the product's policies have a horizon")

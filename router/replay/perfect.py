@@ -8,11 +8,12 @@ from collections.abc import Sequence
 
 from router.cachemodel import Held, resumable
 from router.policy import rendezvous
-from router.policy_work import Standing, WorkState, choose_work
+from router.policy_work import WEIGHTS, Terms, pressure
 from router.replay.counts import Counted
 from router.replay.rules import Setting
 from router.replay.trace import ID_TOKENS
 from router.replay.worker import Job
+from router.work import WorkState
 
 
 class PerfectKnowledge(Counted):
@@ -28,7 +29,8 @@ class PerfectKnowledge(Counted):
     def choose(self, job: Job, now: float) -> int:
         request = job.request
         whole = _whole(job)
-        standings = []
+        ranks = []
+        uncached = []
         depths = []
         for number, engine in enumerate(self.setting.fleet):
             depth = engine.cache.shared(whole)
@@ -36,27 +38,27 @@ class PerfectKnowledge(Counted):
             while depth < len(whole) and (whole[depth] in coming or whole[depth] in engine.cache):
                 depth += 1
             depths.append(depth)
-            oldest = engine.cache.oldest()
-            queued = sum(waiting.believed for waiting in engine.waiting) + (engine.head.left if engine.head else 0)
-            standings.append(
-                Standing(
-                    str(number),
-                    self.load[number],
-                    queued,
-                    request.prompt_tokens - self._hit(number, job, depth),
-                    engine.decoding,
-                    engine.cache.fill,
-                    math.inf if oldest is None else now - oldest,
-                )
-            )
-        key = request.ids[0] & (1 << 64) - 1
-        chosen = choose_work(standings, self.state.interval, lambda name: rendezvous(name, key))
+            uncached.append(request.prompt_tokens - self._hit(number, job, depth))
+            tie = rendezvous(str(number), request.ids[0] & (1 << 64) - 1)
+            ranks.append((self._score(number, uncached[number], now), self.load[number], -tie))
+        chosen = ranks.index(min(ranks))
         deepest = max(depths)
         if deepest:
             since = now - self._seen.get(whole[deepest - 1], now)
             self.state.reused(since, deepest * ID_TOKENS / request.prompt_tokens)
-        job.believed = standings[chosen].uncached
+        job.believed = uncached[chosen]
         return chosen
+
+    def _score(self, number: int, uncached: int, now: float) -> float:
+        engine = self.setting.fleet[number]
+        oldest = engine.cache.oldest()
+        age = math.inf if oldest is None else now - oldest
+        return Terms(
+            sum(waiting.believed for waiting in engine.waiting) + (engine.head.left if engine.head else 0),
+            WEIGHTS.uncached * uncached,
+            WEIGHTS.decoding * engine.decoding,
+            uncached * pressure(engine.cache.fill, age, self.state.interval),
+        ).score
 
     def start(self, job: Job, worker: int, now: float) -> bool:
         new = super().start(job, worker, now)

@@ -10,18 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from router.affinity import AffinityMap, Delta
-from router.cachemodel import resumable
 from router.calibration import TokenRatios
 from router.hashing import DENSE_BYTES, boundaries, hashes_at
-from router.policy import Match, Reason
 from router.prompt import Form, Prompt
 from router.replay.rules import MakeRule, News, Open, Rule, Setting
 from router.replay.trace import BYTES_PER_TOKEN, ID_TOKENS
 from router.replay.worker import Job
 from router.settings import PolicySettings, Settings
+from router.work import Waiting
 from router.workers.health import State
 from router.workers.registry import Facts, Model, Registry, Worker
-from router.workers.selection import Inquiry, Placement, Selector, profile_of
+from router.workers.selection import Inquiry, Placement, Selector
 
 MODEL = "replayed"
 ID_BYTES = ID_TOKENS * BYTES_PER_TOKEN
@@ -61,7 +60,7 @@ def prompt_of(job: Job) -> Prompt:
     return Prompt(
         Form.COMPLETIONS,
         MODEL,
-        stream=True,
+        stream=not job.silent,
         prefix=synthetic_prefix(job.request.ids, size),
         size=size,
         tokens=job.estimate,
@@ -75,20 +74,9 @@ class WideSelector(Selector):
 
     def inquire(self, prompt: Prompt, tenant: str = "") -> Inquiry:
         inquiry = super().inquire(prompt, tenant)
-        ends = self.horizon(len(prompt.prefix))
-        inquiry.hashes = hashes_at(prompt.prefix, self._start(tenant, inquiry.model, prompt.salt), ends)
+        inquiry.ends = self.horizon(len(prompt.prefix))
+        inquiry.hashes = hashes_at(prompt.prefix, self._start(tenant, inquiry.model, prompt.salt), inquiry.ends)
         return inquiry
-
-    def matches(self, inquiry: Inquiry, now: float) -> dict[str, Match]:
-        found: dict[str, Match] = {}
-        ends = self.horizon(len(inquiry.prompt.prefix))
-        for worker_id, blocks in self.index.match(inquiry.hashes, now).items():
-            worker = self.registry.get(worker_id)
-            if worker is not None:
-                shared = int(ends[blocks - 1] * inquiry.tokens_per_byte)
-                hit = resumable(profile_of(worker, inquiry), shared, inquiry.tokens)
-                found[worker_id] = Match(blocks, hit.tokens, Reason(hit.reason) if hit.reason else None)
-        return found
 
 
 @dataclass(slots=True)
@@ -107,7 +95,8 @@ class ProductRule:
     def __init__(self, setting: Setting, policy: str, horizon: str | None = None) -> None:
         settings = Settings(policy=PolicySettings.model_validate({"name": policy}))
         limits = settings.affinity
-        self.registry = Registry()
+        self.now = 0.0
+        self.registry = Registry(lambda: self.now)
         self.index = AffinityMap(limits.max_blocks, limits.ttl_seconds, limits.tentative_seconds)
         self.workers = _fleet(self.registry, self.index, setting)
         parts = (settings, self.registry, self.index, TokenRatios(), setting.rng.random)
@@ -123,6 +112,7 @@ class ProductRule:
         self._ticked = 0.0
 
     def place(self, job: Job, now: float) -> int:
+        self.now = now
         if now - self._ticked >= TICK_SECONDS:
             self._ticked = now
             self.index.tick(now)
@@ -131,26 +121,48 @@ class ProductRule:
         assert placement is not None, "slots are never all taken"
         inquiry.prompt.prefix = b""  # hashed; hundreds of KB for each request that waits
         self._placed[job.number] = placement
-        job.believed = max(0, job.estimate - placement.decision.match.resumable)
+        job.believed = placement.lease.uncached
         return self._numbers[placement.worker.id]
 
     def answered(self, job: Job, now: float) -> object:
+        self.now = now
         self._owned.delta = None
-        self._placed[job.number].own(now)
+        placement = self._placed[job.number]
+        placement.lease.first_byte()
+        placement.own(now)
         return self._owned.delta
 
     def ended(self, job: Job, now: float) -> None:
+        self.now = now
         self._placed.pop(job.number).release()
 
     def hear(self, news: News, now: float) -> None:
+        self.now = now
         job = news.job
-        self.registry.set_remote(self.workers[job.worker], str(job.replica), news.in_flight)
+        worker, sender = self.workers[job.worker], str(job.replica)
+        key = (sender, job.number)
+        self.registry.set_remote(worker, sender, news.in_flight)
+        if news.event == "started":
+            worker.work.started(key, _waiting(job), now)
+        elif news.event == "answered":
+            worker.work.first_byte(key, now)
+        else:
+            worker.work.ended(key, now)
         if isinstance(news.note, Delta):
             self.index.apply(news.note, now)
 
     def hear_open(self, replica: int, open_: Open, now: float) -> None:
-        for worker, jobs in open_.items():
-            self.registry.set_remote(self.workers[worker], str(replica), len(jobs))
+        self.now = now
+        sender = str(replica)
+        for number, jobs in open_.items():
+            worker = self.workers[number]
+            self.registry.set_remote(worker, sender, len(jobs))
+            found = {(sender, job.number): None if answered else _waiting(job) for job, answered in jobs}
+            worker.work.restate(sender, found, now)
+
+
+def _waiting(job: Job) -> Waiting:
+    return Waiting(job.believed, job.silent)
 
 
 def _fleet(registry: Registry, index: AffinityMap, setting: Setting) -> list[Worker]:

@@ -23,7 +23,7 @@ from router.settings.dns import read_dns_name, read_name_server
 from router.settings.keys_file import DEFAULT_TENANT, TENANT_NAME, KeysFile, read_keys_file
 from router.settings.redis_url import read_redis_url
 
-PolicyName = Literal["slack", "power_of_two", "least_loaded", "round_robin"]
+PolicyName = Literal["work", "slack", "power_of_two", "least_loaded", "round_robin"]
 # Without an end, a wait would have no bound.
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0)]
@@ -263,6 +263,22 @@ class LogSettings(Group):
     file: Path | None = None
 
 
+class TracingSettings(Group):
+    """Spans of OpenTelemetry, sent over OTLP/HTTP; without an endpoint there are none."""
+
+    endpoint: str | None = None
+    sample: Annotated[float, Field(ge=0, le=1)] = 1.0
+    queue: Positive = 2048
+    service_name: Annotated[str, Field(min_length=1)] = "prefix-router"
+
+    @field_validator("endpoint")
+    @classmethod
+    def _check_endpoint(cls, endpoint: str | None) -> str | None:
+        if endpoint and not re.fullmatch(r"https?://[!-~]+", endpoint):
+            raise ValueError("must be the whole URL of a collector: http://collector:4318/v1/traces")
+        return endpoint or None
+
+
 class DnsSettings(Group):
     """How the names in `workers_dns` are looked up."""
 
@@ -339,6 +355,7 @@ class Settings(BaseSettings):
     calibration: CalibrationSettings = CalibrationSettings()
     log: LogSettings = LogSettings()
     decision_file: DecisionFileSettings = DecisionFileSettings()
+    tracing: TracingSettings = TracingSettings()
     models: dict[str, ModelSettings] = {}
     tenants: dict[Tenant, TenantSettings] = {}
 

@@ -7,9 +7,10 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from router.cachemodel import CacheProfile
+from router.work import Key, Waiting, WorkQueue, WorkState
 from router.workers.health import Event, State, after
 
 
@@ -74,12 +75,14 @@ class Worker:
         "slots",
         "state",
         "strikes",
+        "turn",
         "until",
         "url",
         "waiting",
+        "work",
     )
 
-    def __init__(self, url: str, *, slots: int, api_key: str | None) -> None:
+    def __init__(self, url: str, *, slots: int, api_key: str | None, work: WorkQueue | None = None) -> None:
         self.url = url
         self.id = worker_id(url)
         self.api_key = api_key
@@ -93,6 +96,9 @@ class Worker:
         self.local = self.local_waiting = self.local_queued_tokens = 0
         self.remote: dict[str, Part] = {}
         self.load = self.waiting = self.queued_tokens = 0
+        # The same requests one by one, and the number of the last one that this replica gave it.
+        self.work = work or WorkQueue(self.id, {})
+        self.turn = 0
         # What the last probe found: nobody listening, or an engine that sleeps.
         self.refused = False
         self.asleep = False
@@ -124,6 +130,8 @@ class Worker:
 
 
 WorkerHook = Callable[[Worker], None]
+# What may become of a request on its worker.
+Step = Literal["started", "answered", "ended"]
 
 
 @dataclass(slots=True)
@@ -137,13 +145,24 @@ class Hooks:
     removed: list[WorkerHook] = field(default_factory=list)
     learned: list[WorkerHook] = field(default_factory=list)
     freed: list[WorkerHook] = field(default_factory=list)
+    step: list[Callable[[Lease, Step], None]] = field(default_factory=list)
+
+
+def _stands_still() -> float:
+    return 0.0
 
 
 class Registry:
-    """All workers by id, and per model those that serve it."""
+    """All workers by id, and per model those that serve it.
 
-    def __init__(self) -> None:
+    `clock` tells when requests start and are answered; one that stands still shows no progress of their prefill.
+    """
+
+    def __init__(self, clock: Callable[[], float] = _stands_still) -> None:
         self.hooks = Hooks()
+        self.clock = clock
+        self.work = WorkState()
+        self.requests = 0
         self._workers: dict[str, Worker] = {}
         self._pools: dict[str, tuple[Worker, ...]] = {}
 
@@ -162,7 +181,7 @@ class Registry:
         known = self._workers.get(worker_id(url))
         if known is not None:
             return known
-        worker = Worker(url, slots=slots, api_key=api_key)
+        worker = Worker(url, slots=slots, api_key=api_key, work=self.work.queue(worker_id(url)))
         self._workers[worker.id] = worker
         self.changed()
         for hook in self.hooks.added:
@@ -175,6 +194,7 @@ class Registry:
             return  # the same URL may have been added again since
         worker.removed = True
         self._workers.pop(worker.id, None)
+        self.work.remove(worker.id)
         self.changed()
         for hook in self.hooks.removed:
             hook(worker)
@@ -237,6 +257,7 @@ class Registry:
         if not worker.epoch < epoch < math.inf:
             return False
         worker.epoch = epoch
+        worker.work.reset()
         for hook in self.hooks.epoch:
             hook(worker)
         return True
@@ -257,6 +278,7 @@ class Registry:
             worker.remote[replica] = Part(in_flight, waiting, max(0, queued_tokens) if waiting else 0)
         else:
             worker.remote.pop(replica, None)
+            worker.work.restate(replica, {}, self.clock())
         worker.recount()
         if worker.load < before:
             self.notify_freed(worker)
@@ -277,16 +299,24 @@ class Lease:
     """One request counted on one worker, from the decision until the answer has ended; ends exactly once.
 
     Until its first byte it also counts as waiting, with the prompt tokens that the worker has to compute for it.
+    `silent`: its answer is not streamed, so the first byte comes with the end. `whole`: the hash of its whole prompt.
     """
 
-    __slots__ = ("_ended", "_registry", "_trial", "_uncached", "_waiting", "worker")
+    __slots__ = ("_ended", "_registry", "_trial", "_waiting", "key", "uncached", "work", "worker")
 
-    def __init__(self, registry: Registry, worker: Worker, uncached_tokens: int = 0) -> None:
+    def __init__(
+        self, registry: Registry, worker: Worker, uncached_tokens: int = 0, *, silent: bool = False, whole: int = 0
+    ) -> None:
         self._registry = registry
         self.worker = worker
         self._ended = False
         self._waiting = True
-        self._uncached = max(0, uncached_tokens)
+        self.uncached = max(0, uncached_tokens)
+        registry.requests += 1
+        worker.turn = registry.requests
+        self.key: Key = ("", registry.requests)
+        self.work = Waiting(self.uncached, silent, whole)
+        worker.work.started(self.key, self.work, registry.clock())
         worker.local += 1
         worker.load += 1
         self._wait(1)
@@ -294,17 +324,16 @@ class Lease:
         self._trial = worker.state is State.PROBATION and not worker.probation_busy
         if self._trial:
             worker.probation_busy = True
-        for hook in registry.hooks.load:
-            hook(worker)
+        self._tell("started")
 
-    def first_byte(self) -> None:
-        """The worker has begun to answer; further calls do nothing."""
+    def first_byte(self, *, computed: bool = True) -> None:
+        """The worker has begun to answer, and has computed the prompt for that; further calls do nothing."""
         if not self._waiting:
             return
         self._waiting = False
         self._wait(-1)
-        for hook in self._registry.hooks.load:
-            hook(self.worker)
+        self.worker.work.first_byte(self.key, self._registry.clock(), computed=computed)
+        self._tell("answered")
 
     def end(self) -> None:
         """Give the slot back; further calls do nothing."""
@@ -317,19 +346,26 @@ class Lease:
         if self._waiting:
             self._waiting = False
             self._wait(-1)
+        worker.work.ended(self.key, self._registry.clock())
         if self._trial:
             worker.probation_busy = False
-        for hook in self._registry.hooks.load:
-            hook(worker)
+        self._tell("ended")
         for hook in self._registry.hooks.freed:
             hook(worker)
 
     def _wait(self, change: int) -> None:
-        worker, tokens = self.worker, change * self._uncached
+        worker, tokens = self.worker, change * self.uncached
         worker.local_waiting += change
         worker.waiting += change
         worker.local_queued_tokens += tokens
         worker.queued_tokens += tokens
+
+    def _tell(self, step: Step) -> None:
+        hooks = self._registry.hooks
+        for hook in hooks.load:
+            hook(self.worker)
+        for told in hooks.step:
+            told(self, step)
 
 
 def with_models(facts: Facts, models: Mapping[str, Model]) -> Facts:

@@ -6,49 +6,30 @@ The step is synchronous so that two requests in one turn of the event loop see e
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
 
 from xxhash import xxh3_64_intdigest
 
 from router.affinity import AffinityMap, Delta, Touch
-from router.cachemodel import CacheProfile, Resumability, resumable
+from router.cachemodel import resumable
 from router.calibration import TokenRatios
 from router.errors import ModelNotFound, Unavailable
 from router.hashing import BLOCK_BYTES, MOST_BLOCKS, block_hashes, chain_start, end_of
 from router.policy import POLICIES, Ask, Decision, Match, Reason, SlackTable
-from router.prompt import Form, Prompt
+from router.policy_work import Terms, View, choose_work, terms
+from router.prompt import Prompt
 from router.settings import CacheSettings, ModelSettings, Settings
 from router.workers import passive
 from router.workers.evidence import CHEAP_POOL, Seen, every, removed_from
+from router.workers.inquiry import WITH_PREFIX, Inquiry, equal_to_all, profile_of, worth
 from router.workers.registry import Lease, Registry, Worker
 
-# Forms whose prompts an engine can resume; the others are routed by load alone.
-WITH_PREFIX = frozenset({Form.CHAT, Form.COMPLETIONS, Form.RESPONSES, Form.MESSAGES})
+__all__ = ["WITH_PREFIX", "Inquiry", "Placement", "Selector", "profile_of"]
+
 _WITHOUT_MATCH = frozenset({Reason.MISS, Reason.ONLY})
-
-
-@dataclass(slots=True)
-class Inquiry:
-    """A prompt made ready for choosing: resolved model, hashes, sizes in tokens."""
-
-    prompt: Prompt
-    model: str
-    hashes: list[int]
-    tokens: int
-    tokens_per_byte: float
-    key: int
-    settings: ModelSettings
-    # What the operator has set about the model's cache, if anything.
-    cache: CacheSettings | None = None
-    # The worker that keeps what the request refers to; any other would not know it.
-    pinned: str | None = None
-
-    @property
-    def window(self) -> int:
-        """Tokens of context that the request needs."""
-        return self.tokens + self.prompt.max_tokens
+# How much workers hold is compared in so many steps a doubling, since replicas' maps are never quite the same.
+HELD_STEPS = 4
 
 
 class Placement:
@@ -64,8 +45,13 @@ class Placement:
         self.epoch = decision.worker.epoch
         # What the decision saw, unless taking it down would have cost too much.
         self.evidence: Seen | None = None
-        uncached = inquiry.tokens - decision.match.resumable
-        self.lease = Lease(selector.registry, decision.worker, uncached)
+        self.lease = Lease(
+            selector.registry,
+            decision.worker,
+            inquiry.tokens - decision.match.expected,
+            silent=not inquiry.prompt.stream,
+            whole=inquiry.whole,
+        )
         self._claim: Touch | None = selector.index.claim(self.worker.id, inquiry.hashes, now)
         # The use of the matched prefix before this one, from the moment that this one counts.
         self.prior: Touch | None = None
@@ -132,7 +118,8 @@ class Selector:
         self._settings = settings
         self._draw = draw
         self._secret = settings.affinity.hash_secret.get_secret_value().encode()
-        self._policy = POLICIES[settings.policy.name]
+        # None: by work, which looks at more than a candidate's load.
+        self._policy = POLICIES.get(settings.policy.name)
         self._table = SlackTable(settings.policy.slack, settings.policy.slack_above)
         self._plain = ModelSettings()
         self._caches = {name: model.cache for name, model in settings.models.items() if model.cache != CacheSettings()}
@@ -147,8 +134,11 @@ class Selector:
             raise self._no_such_model(model)
         settings = self._settings.models.get(model, self._plain)
         hashes: list[int] = []
+        whole = 0
         if prompt.form in WITH_PREFIX and settings.reuse != "off":
             hashes = block_hashes(prompt.prefix, self._start(tenant, model, prompt.salt))
+            if hashes and self._policy is None:
+                whole = xxh3_64_intdigest(memoryview(prompt.prefix)[end_of(len(hashes)) :], hashes[-1])
         tokens_per_byte = self.ratios.ratio(model)
         tokens = prompt.tokens
         if tokens is None:
@@ -156,7 +146,8 @@ class Selector:
         elif prompt.size:
             tokens_per_byte = tokens / prompt.size
         key = hashes[0] if hashes else xxh3_64_intdigest(prompt.prefix)
-        return Inquiry(prompt, model, hashes, tokens, tokens_per_byte, key, settings, self._caches.get(model))
+        cache = self._caches.get(model)
+        return Inquiry(prompt, model, hashes, tokens, tokens_per_byte, key, settings, cache, whole=whole)
 
     def place(self, inquiry: Inquiry, now: float, tried: Collection[str] = ()) -> Placement | None:
         """Choose a worker and take its lease; None when every candidate's slots are taken.
@@ -174,7 +165,7 @@ class Selector:
         if len(pool) <= CHEAP_POOL or self._turn % every(len(pool)) == 0:
             removed = removed_from(pool, candidates) if len(pool) != len(candidates) else ()
             seen = (candidates, free, [worker.load for worker in candidates], matches, removed, inquiry.key)
-        placement = Placement(self, inquiry, self._choose(inquiry, candidates, free, matches), now)
+        placement = Placement(self, inquiry, self._choose(inquiry, candidates, free, matches, now), now)
         placement.evidence = seen
         return placement
 
@@ -196,13 +187,15 @@ class Selector:
 
     def matches(self, inquiry: Inquiry, now: float) -> dict[str, Match]:
         """What each worker is believed to hold, and what its engine could resume of it."""
-        matches: dict[str, Match] = {}
         if not inquiry.hashes:
-            return matches
-        for worker_id, blocks in self.index.match(inquiry.hashes, now).items():
-            worker = self.registry.get(worker_id)
-            if worker is not None:
-                matches[worker_id] = _worth(worker, blocks, inquiry)
+            return {}
+        matches = worth(inquiry, self.index.match(inquiry.hashes, now), self.registry)
+        if inquiry.whole:
+            # Whoever will compute just this prompt will have all of it.
+            for name in self.registry.work.twins.get(inquiry.whole, ()):
+                worker = self.registry.get(name)
+                if worker is not None:
+                    matches[name] = equal_to_all(inquiry, worker, matches.get(name))
         return matches
 
     def preview(self, inquiry: Inquiry, now: float) -> tuple[Decision[Worker], dict[str, Match], Sequence[Worker]]:
@@ -210,18 +203,31 @@ class Selector:
         candidates = self.candidates(inquiry, now)
         free = [worker for worker in candidates if worker.load < worker.slots] or candidates
         matches = self.matches(inquiry, now)
-        return self._choose(inquiry, candidates, free, matches), matches, candidates
+        return self._choose(inquiry, candidates, free, matches, now), matches, candidates
+
+    def terms(
+        self, inquiry: Inquiry, candidates: Sequence[Worker], matches: dict[str, Match], now: float
+    ) -> dict[str, Terms]:
+        """What each candidate's score is made of, under policy `work`."""
+        if self._policy is not None:
+            return {}
+        steering, ask = self._ask(inquiry, matches)
+        view = self._view(now)
+        return {worker.id: terms(worker, steering, ask, view) for worker in candidates}
 
     def _choose(
-        self, inquiry: Inquiry, candidates: Sequence[Worker], free: Sequence[Worker], matches: dict[str, Match]
+        self,
+        inquiry: Inquiry,
+        candidates: Sequence[Worker],
+        free: Sequence[Worker],
+        matches: dict[str, Match],
+        now: float,
     ) -> Decision[Worker]:
-        short = inquiry.tokens < self._settings.policy.short_tokens
-        steering = matches if inquiry.settings.reuse == "on" and not short else {}
-        bypass = inquiry.prompt.form not in WITH_PREFIX or inquiry.settings.reuse == "off"
-        draw = (self._draw(), self._draw()) if self._settings.policy.name == "power_of_two" else (0.0, 0.0)
-        blocks = 0 if short else len(inquiry.hashes)
-        ask = Ask(blocks, inquiry.tokens, inquiry.key, draw, self._turn, bypass, self.cut_off())
-        decision = self._policy(free, steering, ask, self._table)
+        steering, ask = self._ask(inquiry, matches)
+        if self._policy is None:
+            decision = choose_work(free, steering, ask, self._view(now))
+        else:
+            decision = self._policy(free, steering, ask, self._table)
         if inquiry.settings.reuse == "observe":
             # It did not steer, and is compared with what the engine reports all the same.
             decision.match = matches.get(decision.worker.id, decision.match)
@@ -231,6 +237,22 @@ class Selector:
             if deepest is not None and steering[deepest.id].resumable > 0:
                 return dataclasses.replace(decision, reason=Reason.SPILL, runner_up=deepest)
         return decision
+
+    def _ask(self, inquiry: Inquiry, matches: dict[str, Match]) -> tuple[dict[str, Match], Ask]:
+        """What may steer, and the request as the policies see it."""
+        short = inquiry.tokens < self._settings.policy.short_tokens
+        steering = matches if inquiry.settings.reuse == "on" and not short else {}
+        bypass = inquiry.prompt.form not in WITH_PREFIX or inquiry.settings.reuse == "off"
+        draw = (self._draw(), self._draw()) if self._settings.policy.name == "power_of_two" else (0.0, 0.0)
+        blocks = 0 if short else len(inquiry.hashes)
+        return steering, Ask(blocks, inquiry.tokens, inquiry.key, draw, self._turn, bypass, self.cut_off())
+
+    def _view(self, now: float) -> View:
+        return View(now, None, self._held)
+
+    def _held(self, worker: str) -> int:
+        """How much the worker holds, in steps of a quarter of a doubling."""
+        return int(HELD_STEPS * math.log2(1 + self.index.blocks_of(worker)))
 
     def _start(self, tenant: str, model: str, salt: str) -> int:
         key = (tenant, model, salt)
@@ -248,32 +270,6 @@ class Selector:
         if not model:
             return ModelNotFound("The request names no model, and the workers serve more than one.", param="model")
         return ModelNotFound(f"The model '{model[:200]}' does not exist.", param="model")
-
-
-def _worth(worker: Worker, blocks: int, inquiry: Inquiry) -> Match:
-    shared = end_of(blocks) * inquiry.tokens_per_byte
-    hit: Resumability = resumable(profile_of(worker, inquiry), int(shared), inquiry.tokens)
-    withheld = Reason(hit.reason) if hit.reason is not None else None
-    return Match(blocks, hit.tokens, withheld)
-
-
-def profile_of(worker: Worker, inquiry: Inquiry) -> CacheProfile:
-    """The worker's cache as its metrics describe it, corrected by what the operator has set for the model."""
-    profile, cache = worker.facts.profile, inquiry.cache
-    return profile if cache is None else _corrected(profile, cache.enabled, cache.block_size, cache.hit_unit)
-
-
-@lru_cache(maxsize=1_000)
-def _corrected(profile: CacheProfile, enabled: bool | None, block: int | None, unit: int | None) -> CacheProfile:
-    if enabled is not None:
-        profile = dataclasses.replace(profile, enabled=enabled)
-    if block is not None or unit is not None:
-        block = block or profile.block_size
-        # A unit that does not divide the block is one that hits land on nevertheless: the block gives way.
-        profile = dataclasses.replace(
-            profile, block_size=block if unit is None or block % unit == 0 else unit, match_unit=unit, groups=()
-        )
-    return profile
 
 
 def _with_window(able: list[Worker], inquiry: Inquiry) -> Sequence[Worker]:

@@ -22,7 +22,8 @@ FLOORS = {
     "touches": 1,
     "affinity": 2,
     "policy": 2,
-    "policy_work": 2,
+    "policy_work": 3,
+    "work": 1,
     "routes": 3,
     "metrics": 3,
     "sync_codec": 3,
@@ -53,7 +54,7 @@ FLOORS = {
     "processes": 11,
     "__main__": 12,
 }
-PURE = {"errors", "prompt", "hashing", "cachemodel", "touches", "affinity", "policy", "policy_work"}
+PURE = {"errors", "prompt", "hashing", "cachemodel", "touches", "affinity", "policy", "policy_work", "work"}
 PURE |= {"calibration", "restarts"}
 PURE |= {"sync_codec", "sync_peers", "sync_snapshot", "sync_repair"}
 IMPURE_MODULES = {"asyncio", "time", "random", "logging", "socket", "threading", "os", "secrets", "uuid"}

@@ -83,6 +83,8 @@ async def test_a_hit_shows_both_sides_of_the_bargain() -> None:
         "load": 1,
         "slots": 8,
         "within_slack": True,
+        "expected_tokens": terms_of(terms, owner)["expected_tokens"],
+        "work": None,
         "rendezvous_rank": None,
     }
     assert terms_of(terms, other)["matched_blocks"] == 0
@@ -100,6 +102,35 @@ async def test_a_spill_names_the_worker_that_was_too_busy() -> None:
     assert (terms["chosen"], terms["reason"], terms["runner_up"]) == (other.id, "spill", owner.id)
     assert terms_of(terms, owner)["within_slack"] is False
     assert terms_of(terms, owner)["removed_by"] is None
+
+
+async def test_under_work_every_term_of_every_candidate_is_shown_and_the_least_score_wins() -> None:
+    rig = Rig(policy={"name": "work"})
+    owner, other = rig.worker("a"), rig.worker("b")
+    own(rig, owner)
+    leases = [Lease(rig.registry, owner, 300), Lease(rig.registry, owner)]
+    leases[1].first_byte()
+    for extra, chosen, reason in ((0, owner, "hit"), (50_000, other, "spill")):
+        leases.append(Lease(rig.registry, owner, extra))
+        terms = await explain(rig)
+        assert (terms["chosen"], terms["reason"]) == (chosen.id, reason)
+        mine, others = terms_of(terms, owner), terms_of(terms, other)
+        prompt = terms["prompt"]["tokens"]
+        uncached = 1.25 * (prompt - mine["expected_tokens"])
+        assert mine["work"] == pytest.approx(
+            {
+                "queued": 300 + extra,
+                "uncached": uncached,
+                "decoding": 1_000,
+                "evicting": 0,
+                "score": 1_300 + extra + uncached,
+            }
+        )
+        assert others["work"]["score"] == others["work"]["uncached"] == 1.25 * prompt
+        # What the deepest match is worth in tokens of queue.
+        assert terms["slack"] == int(1.25 * mine["expected_tokens"])
+    for lease in leases:
+        lease.end()
 
 
 async def test_each_filter_is_named() -> None:
