@@ -23,6 +23,7 @@ from router.dataplane.relay import Relay
 from router.dataplane.server import RouterProtocol, protocol_class
 from router.dataplane.spans import open_tracing
 from router.dataplane.stored import StoredResponses
+from router.dataplane.tenancy import Tenancy, describe_tenancy
 from router.dataplane.upstream_types import UpstreamLimits
 from router.dataplane.verdicts import Verdicts
 from router.decision_file import DecisionFile
@@ -64,10 +65,13 @@ class Router:
         self.ring = DecisionRing(settings.limits.decisions)
         self.decision_log = DecisionLog()
         self.selector = Selector(settings, self.registry, self.index, self.ratios, random.random)
+        self.tenancy = Tenancy(settings)
+        self.selector.quota.reconfigure(affinity.max_blocks, affinity.ttl_seconds, self.tenancy.share)
         self.admission = Admission(self.registry, settings.limits.queue_per_worker, settings.timeouts.queue)
         worker_key = settings.auth.worker_api_key
         key = worker_key.get_secret_value() if worker_key else None
-        self.pools = Pools(self.registry, _upstream_limits(settings), key)
+        keys_end_here = bool(settings.auth.client_keys)
+        self.pools = Pools(self.registry, _upstream_limits(settings), key, keys_end_here=keys_end_here)
         self.prober = Prober(self.registry, settings.health, worker_key=key, clock=clock, wall=time.time)
         self.dns = DnsFleet(settings, self.registry, resolver_of(settings.dns), random.random)
         self.sync = self._make_sync()
@@ -92,6 +96,7 @@ class Router:
             self.ring,
             self.decision_log,
             stored,
+            self.tenancy,
             clock=clock,
             draw=random.random,
             poke=self.prober.poke,
@@ -117,7 +122,8 @@ class Router:
         )
         self.control = create_control(context)
         self.siblings = Siblings(member, self.control) if member else None
-        self.app = Entry(settings, dispatcher, stored, self.siblings or self.control, self.metrics, self.decision_log)
+        control = self.siblings or self.control
+        self.app = Entry(settings, dispatcher, stored, control, self.metrics, self.decision_log, self.tenancy)
         self.protocol: type[RouterProtocol] = protocol_class(_bounds(settings), self.app)
         self.draining = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -235,6 +241,7 @@ class Router:
         self.metrics.counter("router_dns_lookups_total", "Lookups of names.", ("result",), self._lookups)
         self.metrics.counter("router_spans_total", "Spans by fate.", ("result",), self._spans)
         describe_sync(self.metrics, self.sync)
+        describe_tenancy(self.metrics, self.tenancy, self.selector.quota, time.monotonic)
 
     def _in_flight(self) -> Iterable[Sample]:
         return [((worker.id,), worker.local) for worker in self.registry]

@@ -18,7 +18,7 @@ class Doors:
     """
 
     def __init__(self, auth: AuthSettings) -> None:
-        self._clients = Keys(auth.api_keys)
+        self._clients = Keys(named=auth.client_keys)
         key = auth.admin_key
         # An empty key is what an unset variable leaves behind in a compose file: no key.
         self._admin = Keys([key] if key is not None and key.get_secret_value() else [])

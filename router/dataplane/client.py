@@ -83,6 +83,7 @@ class Client:
         "status",
         "stored",
         "task",
+        "tenant",
         "turn",
         "upstream",
         "version_10",
@@ -103,6 +104,7 @@ class Client:
         self.request_id = given if given is not None and usable_request_id(given) else spare_id
         self.route: Route | None = None
         self.stored: tuple[str, str] | None = None
+        self.tenant = ""
         self.limit = 0
         self.version_10 = connection.parser.get_http_version() == "1.0"
         self.keep_alive = not self.version_10 and connection.parser.should_keep_alive()

@@ -19,6 +19,7 @@ from router.dataplane.headers import upstream_head
 from router.dataplane.pools import Pools
 from router.dataplane.relay import Kept, Relay, without_redirect
 from router.dataplane.stored import StoredResponses
+from router.dataplane.tenancy import Tenancy
 from router.dataplane.upstream import UpstreamResponse
 from router.decisions import DecisionRecord, DecisionRing
 from router.metrics import Metrics
@@ -71,6 +72,7 @@ class Dispatcher:
         ring: DecisionRing,
         log: DecisionLog,
         stored: StoredResponses,
+        tenancy: Tenancy,
         *,
         clock: Callable[[], float],
         draw: Callable[[], float],
@@ -85,6 +87,7 @@ class Dispatcher:
         self._ring = ring
         self._log = log
         self._stored = stored
+        self._tenancy = tenancy
         self._clock = clock
         self._draw = draw
         self._poke = poke
@@ -103,7 +106,8 @@ class Dispatcher:
         body = client.take_body()
         began = self._clock()
         prompt = read_prompt(route.form, body, client.fields.get(b"content-type", b""))
-        inquiry = self._selector.inquire(prompt)
+        body = self._tenancy.prepare(client.tenant, prompt, body)
+        inquiry = self._selector.inquire(prompt, client.tenant)
         if prompt.previous_response:
             # Only the worker that keeps the response can continue it.
             inquiry.pinned = await self._stored.find(prompt.previous_response)

@@ -19,7 +19,7 @@ from router.dataplane.decision_log import DecisionLog
 from router.dataplane.dispatch import Dispatcher
 from router.dataplane.server import RouterProtocol
 from router.dataplane.stored import ENDPOINT, StoredResponses
-from router.keys import Keys
+from router.dataplane.tenancy import Tenancy
 from router.metrics import Metrics
 from router.routes import ROUTES, stored_response
 from router.settings import Settings
@@ -42,6 +42,7 @@ class Entry:
         control: App,
         metrics: Metrics,
         log: DecisionLog,
+        tenancy: Tenancy,
     ) -> None:
         self.control = control
         self.budget = BodyBudget(settings.limits.total_body_bytes)
@@ -51,7 +52,7 @@ class Entry:
         self._stored = stored
         self._metrics = metrics
         self._decision_log = log
-        self._keys = Keys(settings.auth.api_keys)
+        self._tenancy = tenancy
         self._life = secrets.token_hex(6)
         self._count = itertools.count(1)
 
@@ -88,6 +89,12 @@ class Entry:
         if client.refusal is not None:
             self._refuse(client, client.refusal)
             return
+        try:
+            # Others of the same tenant may have come since its head was seen.
+            self._tenancy.enter(client.tenant)
+        except errors.TenantLimit as error:
+            self._refuse(client, error)
+            return
         self.active += 1
         client.task = client.spawn(partial(self._serve, client))
 
@@ -111,8 +118,7 @@ class Entry:
 
     def _check(self, client: Client) -> None:
         fields = client.fields
-        if self._keys and not self._keys.admit(fields.get(b"authorization"), fields.get(b"x-api-key")):
-            raise errors.Unauthorized("A valid API key is required.")
+        client.tenant = self._tenancy.tenant(fields)
         allowed = b"GET" if client.stored is not None and not client.stored[1] else b"POST"
         if client.method != allowed:
             verb = allowed.decode()
@@ -124,6 +130,7 @@ class Entry:
         declared = fields.get(b"content-length")
         if declared is not None and int(declared) > client.limit:
             raise errors.PayloadTooLarge(f"The body is larger than {client.limit} bytes.")
+        self._tenancy.look(client.tenant)
 
     async def _serve(self, client: Client) -> None:
         client.stage = "queue"
@@ -147,6 +154,7 @@ class Entry:
             self._refuse(client, errors.RouterError("The router failed to handle this request."))
         finally:
             self.active -= 1
+            self._tenancy.leave(client.tenant)
             client.let_body_go()
             client.task = None
 

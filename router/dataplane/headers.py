@@ -43,7 +43,7 @@ def upstream_head(
     request_id: bytes,
     authorization: bytes | None,
 ) -> bytes:
-    """The request head for a worker; `authorization` replaces the client's key where the worker has its own."""
+    """The request head for a worker; `authorization` replaces the client's key, and takes it away if it is empty."""
     dropped = _NOT_FORWARDED
     nominated = _nominated(headers)
     if nominated:
@@ -51,7 +51,7 @@ def upstream_head(
     if authorization is not None:
         dropped = dropped | _CLIENT_KEYS
     lines = [b"%b: %b\r\n" % pair for pair in headers if pair[0] not in dropped]
-    if authorization is not None:
+    if authorization:
         lines.append(b"authorization: %b\r\n" % authorization)
     if length is not None:
         lines.append(b"content-length: %d\r\n" % length)

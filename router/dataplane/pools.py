@@ -17,15 +17,22 @@ class Target:
     pool: UpstreamPool
     authority: bytes
     base_path: bytes
+    # In place of the client's key; empty: none at all. None: the client's own passes.
     authorization: bytes | None
 
 
 class Pools:
-    """Targets by worker; `worker_key` is sent where a worker has no key of its own."""
+    """Targets by worker; `worker_key` is sent where a worker has no key of its own.
 
-    def __init__(self, registry: Registry, limits: UpstreamLimits, worker_key: str | None) -> None:
+    If clients' keys are the router's own (`keys_end_here`), no worker gets to see one.
+    """
+
+    def __init__(
+        self, registry: Registry, limits: UpstreamLimits, worker_key: str | None, *, keys_end_here: bool = False
+    ) -> None:
         self._limits = limits
         self._worker_key = worker_key
+        self._keys_end_here = keys_end_here
         self._targets: dict[str, Target] = {}
         self._tls: ssl.SSLContext | None = None
         registry.hooks.removed.append(self._worker_gone)
@@ -53,8 +60,13 @@ class Pools:
         if origin.tls and self._tls is None:
             self._tls = ssl.create_default_context()
         pool = UpstreamPool(origin, self._limits, ssl_context=self._tls)
+        return Target(pool, origin.authority, origin.base_path, self._authorization(worker))
+
+    def _authorization(self, worker: Worker) -> bytes | None:
         key = worker.api_key or self._worker_key
-        return Target(pool, origin.authority, origin.base_path, f"Bearer {key}".encode() if key else None)
+        if key:
+            return f"Bearer {key}".encode()
+        return b"" if self._keys_end_here else None
 
     def _worker_gone(self, worker: Worker) -> None:
         if worker.removed and worker.local == 0:

@@ -61,6 +61,8 @@ class Prompt:
     max_tokens: int = 0
     wants_usage: bool = False
     previous_response: str = ""
+    # Sequences that the engine is to make of one prompt: `n`, or `best_of`.
+    choices: int = 1
 
 
 def read_prompt(form: Form, body: bytes, content_type: bytes = b"") -> Prompt:
@@ -95,6 +97,9 @@ def _common(form: Form, fields: shapes.Body) -> Prompt:
     for limit in (fields.max_completion_tokens, fields.max_tokens, fields.max_output_tokens):
         if len(limit) and prompt.max_tokens == 0:
             prompt.max_tokens = min(max(0, lenient(shapes.number, limit, 0)), MOST_TOKENS)
+    for count in (fields.n, fields.best_of):
+        if len(count):
+            prompt.choices = max(prompt.choices, min(shapes.count(count), MOST_TOKENS))
     return prompt
 
 

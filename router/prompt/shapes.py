@@ -12,6 +12,8 @@ from msgspec import Raw
 
 # What an image or a sound counts for in size estimates; its data does not, whatever the encoding.
 MEDIA_BYTES = 2048
+# No number that means anything is written longer.
+NUMBER_BYTES = 64
 EMPTY = Raw(b"")
 T = TypeVar("T")
 
@@ -77,6 +79,8 @@ class Body(msgspec.Struct, gc=False):
     max_tokens: Raw = EMPTY
     max_completion_tokens: Raw = EMPTY
     max_output_tokens: Raw = EMPTY
+    n: Raw = EMPTY
+    best_of: Raw = EMPTY
 
 
 class Chat(Body, gc=False):
@@ -129,6 +133,7 @@ fields = msgspec.json.Decoder(dict[str, Raw])
 options = msgspec.json.Decoder(Options)
 text = msgspec.json.Decoder(str)
 number = msgspec.json.Decoder(int)
+anything: msgspec.json.Decoder[object] = msgspec.json.Decoder(object)
 
 
 def lenient(decoder: msgspec.json.Decoder[T], raw: Raw | bytes, default: T) -> T:
@@ -137,6 +142,17 @@ def lenient(decoder: msgspec.json.Decoder[T], raw: Raw | bytes, default: T) -> T
         return decoder.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return default
+
+
+def count(raw: Raw) -> int:
+    """A number as engines read it: they take `4.0` and `"4"` for 4. What is no number is for them to refuse: 0."""
+    if len(raw) > NUMBER_BYTES:
+        return 0
+    value = lenient(anything, raw, None)
+    try:
+        return int(float(value)) if isinstance(value, int | float | str) else 0
+    except (ValueError, OverflowError):
+        return 0
 
 
 def given(raw: Raw) -> bool:

@@ -39,6 +39,8 @@ class Inquiry:
     whole: int = 0
     # Where the blocks end, unless that is where `hashing` has them.
     ends: Sequence[int] | None = None
+    # Whose share of the map its blocks count to.
+    tenant: str = ""
 
     @property
     def window(self) -> int:

@@ -19,6 +19,7 @@ from router.hashing import BLOCK_BYTES, MOST_BLOCKS, block_hashes, chain_start, 
 from router.policy import POLICIES, Ask, Decision, Match, Reason, SlackTable
 from router.policy_work import Terms, View, choose_work, terms
 from router.prompt import Prompt
+from router.quota import Quota
 from router.settings import CacheSettings, ModelSettings, Settings
 from router.workers import passive
 from router.workers.evidence import CHEAP_POOL, Seen, every, removed_from
@@ -35,7 +36,18 @@ HELD_STEPS = 4
 class Placement:
     """A request on its worker: the decision, its lease, and its claim on the map until the worker has answered."""
 
-    __slots__ = ("_claim", "_selector", "decision", "epoch", "evidence", "inquiry", "lease", "prior", "worker")
+    __slots__ = (
+        "_claim",
+        "_hashes",
+        "_selector",
+        "decision",
+        "epoch",
+        "evidence",
+        "inquiry",
+        "lease",
+        "prior",
+        "worker",
+    )
 
     def __init__(self, selector: Selector, inquiry: Inquiry, decision: Decision[Worker], now: float) -> None:
         self._selector = selector
@@ -52,7 +64,10 @@ class Placement:
             silent=not inquiry.prompt.stream,
             whole=inquiry.whole,
         )
-        self._claim: Touch | None = selector.index.claim(self.worker.id, inquiry.hashes, now)
+        # A tenant whose share of the map is full is served, and only what is known already is remembered of it.
+        admitted = selector.quota.admits(inquiry.tenant, len(selector.index), now)
+        self._hashes = inquiry.hashes if admitted else inquiry.hashes[: decision.match.blocks]
+        self._claim: Touch | None = selector.index.claim(self.worker.id, self._hashes, now)
         # The use of the matched prefix before this one, from the moment that this one counts.
         self.prior: Touch | None = None
 
@@ -62,8 +77,9 @@ class Placement:
         match = self.decision.match
         if match.resumable > 0:
             self.prior = self._selector.index.use_of(self.worker.id, self.inquiry.hashes[match.blocks - 1])
-        delta = self._selector.index.record(self.worker.id, self.epoch, self.inquiry.hashes, now)
+        delta = self._selector.index.record(self.worker.id, self.epoch, self._hashes, now)
         if delta is not None:
+            self._selector.quota.count(self.inquiry.tenant, len(delta.new), now)
             for hook in self._selector.owned_hooks:
                 hook(delta)
 
@@ -126,6 +142,10 @@ class Selector:
         self._starts: dict[tuple[str, str, str], int] = {}
         self._spared: dict[str, float] = {}
         self._turn = 0
+        affinity = settings.affinity
+        self.quota = Quota(affinity.max_blocks, affinity.ttl_seconds, lambda tenant: 1.0)
+        # Without salts the engines share what tenants have in common, and then so does the map.
+        self._apart = settings.tenancy.salt_secret is not None
 
     def inquire(self, prompt: Prompt, tenant: str = "") -> Inquiry:
         """Resolve the model and hash the prompt; raises ModelNotFound."""
@@ -136,7 +156,8 @@ class Selector:
         hashes: list[int] = []
         whole = 0
         if prompt.form in WITH_PREFIX and settings.reuse != "off":
-            hashes = block_hashes(prompt.prefix, self._start(tenant, model, prompt.salt))
+            start = self._start(tenant if self._apart else "", model, prompt.salt)
+            hashes = block_hashes(prompt.prefix, start)
             if hashes and self._policy is None:
                 whole = xxh3_64_intdigest(memoryview(prompt.prefix)[end_of(len(hashes)) :], hashes[-1])
         tokens_per_byte = self.ratios.ratio(model)
@@ -147,7 +168,7 @@ class Selector:
             tokens_per_byte = tokens / prompt.size
         key = hashes[0] if hashes else xxh3_64_intdigest(prompt.prefix)
         cache = self._caches.get(model)
-        return Inquiry(prompt, model, hashes, tokens, tokens_per_byte, key, settings, cache, whole=whole)
+        return Inquiry(prompt, model, hashes, tokens, tokens_per_byte, key, settings, cache, whole=whole, tenant=tenant)
 
     def place(self, inquiry: Inquiry, now: float, tried: Collection[str] = ()) -> Placement | None:
         """Choose a worker and take its lease; None when every candidate's slots are taken.

@@ -6,7 +6,6 @@ import resource
 
 import pytest
 
-from router import descriptors
 from router.descriptors import connections_for, descriptor_warnings, raise_limit
 
 
@@ -40,8 +39,8 @@ def test_the_soft_limit_is_raised_as_far_as_the_hard_one_allows(
     limits: tuple[int, int], asked: tuple[int, int] | None, effect: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[tuple[int, int]] = []
-    monkeypatch.setattr(descriptors.resource, "getrlimit", lambda kind: limits)
-    monkeypatch.setattr(descriptors.resource, "setrlimit", lambda kind, wanted: calls.append(wanted))
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: limits)
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, wanted: calls.append(wanted))
     assert raise_limit() == effect
     assert calls == ([asked] if asked else [])
 
@@ -50,6 +49,6 @@ def test_a_system_that_refuses_leaves_the_limit_as_it_was(monkeypatch: pytest.Mo
     def refuse(kind: int, wanted: tuple[int, int]) -> None:
         raise ValueError
 
-    monkeypatch.setattr(descriptors.resource, "getrlimit", lambda kind: (64, 4_096))
-    monkeypatch.setattr(descriptors.resource, "setrlimit", refuse)
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (64, 4_096))
+    monkeypatch.setattr(resource, "setrlimit", refuse)
     assert raise_limit() == 64

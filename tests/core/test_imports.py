@@ -15,6 +15,7 @@ FLOORS = {
     "settings": 1,
     "wire": 1,
     "descriptors": 1,
+    "quota": 1,
     "keys": 2,
     "prompt": 2,
     "hashing": 1,
@@ -56,7 +57,7 @@ FLOORS = {
 }
 PURE = {"errors", "prompt", "hashing", "cachemodel", "touches", "affinity", "policy", "policy_work", "work"}
 PURE |= {"calibration", "restarts"}
-PURE |= {"sync_codec", "sync_peers", "sync_snapshot", "sync_repair"}
+PURE |= {"quota", "sync_codec", "sync_peers", "sync_snapshot", "sync_repair"}
 IMPURE_MODULES = {"asyncio", "time", "random", "logging", "socket", "threading", "os", "secrets", "uuid"}
 
 

@@ -1,0 +1,70 @@
+"""One tenant's flood leaves the others' blocks where they are."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.quota import SLICES, Quota
+
+WINDOW = 600.0
+
+
+def half(tenant: str) -> float:
+    return 0.5
+
+
+def test_while_there_is_room_anybody_may_use_it() -> None:
+    quota = Quota(1_000, WINDOW, half)
+    quota.count("a", 900, 0)
+    assert quota.admits("a", 900, 0)
+    assert not quota.admits("a", 950, 0)
+    assert quota.admits("b", 1_000, 0)
+
+
+def test_a_share_comes_back_as_the_window_slides() -> None:
+    quota = Quota(1_000, WINDOW, half)
+    for step in range(SLICES):
+        quota.count("a", 100, step * WINDOW / SLICES)
+    assert quota.used("a", WINDOW - 1) == 600
+    assert not quota.admits("a", 1_000, WINDOW - 1)
+    assert quota.used("a", WINDOW) == 500
+    assert not quota.admits("a", 1_000, WINDOW)
+    assert quota.admits("a", 1_000, WINDOW * (1 + 1 / SLICES))
+    assert quota.used("a", 10 * WINDOW) == 0
+
+
+def test_a_whole_share_is_no_limit() -> None:
+    quota = Quota(10, WINDOW, lambda tenant: 1.0)
+    quota.count("a", 1_000, 0)
+    assert quota.admits("a", 10, 0)
+
+
+def test_other_limits_count_what_is_there_already() -> None:
+    quota = Quota(1_000, WINDOW, half)
+    quota.count("a", 300, 0)
+    quota.reconfigure(1_000, WINDOW, lambda tenant: 0.25)
+    assert not quota.admits("a", 1_000, 1)
+    quota.keep(["b"])
+    assert quota.admits("a", 1_000, 1)
+
+
+@given(st.lists(st.tuples(st.floats(0, 400), st.integers(0, 50)), max_size=60))
+def test_what_is_counted_is_what_came_within_the_window(uses: list[tuple[float, int]]) -> None:
+    quota = Quota(1_000, WINDOW, half)
+    now, came = 0.0, []
+    for pause, blocks in uses:
+        now += pause
+        came.append((now, blocks))
+        quota.count("a", blocks, now)
+        step = WINDOW / SLICES
+        assert quota.used("a", now) == sum(count for at, count in came if at // step > now // step - SLICES)
+
+
+@pytest.mark.parametrize("back", [1.0, 10 * WINDOW])
+def test_a_clock_that_goes_back_does_no_harm(back: float) -> None:
+    quota = Quota(1_000, WINDOW, half)
+    quota.count("a", 10, 20 * WINDOW)
+    quota.count("a", 10, 20 * WINDOW - back)
+    assert quota.used("a", 20 * WINDOW) == 20
