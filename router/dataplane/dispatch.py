@@ -18,6 +18,7 @@ from router.dataplane.decision_log import DecisionLog
 from router.dataplane.headers import upstream_head
 from router.dataplane.pools import Pools
 from router.dataplane.relay import Kept, Relay, without_redirect
+from router.dataplane.spans import Span, Tracer
 from router.dataplane.stored import StoredResponses
 from router.dataplane.tenancy import Tenancy
 from router.dataplane.upstream import UpstreamResponse
@@ -47,6 +48,7 @@ class Job:
     tried: list[str] = field(default_factory=list)
     kept: Kept | None = None
     failure: errors.RouterError | None = None
+    span: Span | None = None
     cause: Outcome | None = None
     refused_by: list[Worker] = field(default_factory=list)
     # Taken from its worker, which fell silent, to be given to another; what that costs is paid for.
@@ -95,6 +97,7 @@ class Dispatcher:
         self._waiting: dict[str, dict[Job, asyncio.Task[None]]] = {}
         # Told of every request that has ended; they must not raise.
         self.ended_hooks: list[Callable[[Job], None]] = []
+        self.tracer: Tracer | None = None
         selector.registry.hooks.state.append(self._state_changed)
 
     @property
@@ -108,14 +111,18 @@ class Dispatcher:
         prompt = read_prompt(route.form, body, client.fields.get(b"content-type", b""))
         body = self._tenancy.prepare(client.tenant, prompt, body)
         inquiry = self._selector.inquire(prompt, client.tenant)
+        prompt.prefix = b""  # hashed; as large as the body, and of no more use while the answer streams
         if prompt.previous_response:
             # Only the worker that keeps the response can continue it.
             inquiry.pinned = await self._stored.find(prompt.previous_response)
         job = Job(client, route, body, inquiry, began)
+        if self.tracer is not None:
+            job.span = self.tracer.begin(client, route)
         self._budget.request(began)
         try:
             await self._attempts(job)
         except errors.RouterError as error:
+            job.failure = error
             _close(job.record, "shed" if isinstance(error, errors.Unavailable) else "upstream_error", error.code)
             raise
         except asyncio.CancelledError:
@@ -204,7 +211,7 @@ class Dispatcher:
             job.client.method,
             target.base_path + job.route.target + (b"?" + job.client.query if job.client.query else b""),
             target.authority,
-            job.client.headers,
+            job.client.headers if job.span is None else job.span.carry(job.client.headers),
             len(job.body),
             job.client.request_id,
             target.authorization,

@@ -27,6 +27,7 @@ from router.settings.schema import (
     TenancySettings,
     TenantSettings,
     TimeoutSettings,
+    TracingSettings,
     WorkerSettings,
 )
 
@@ -51,6 +52,7 @@ __all__ = [
     "TenancySettings",
     "TenantSettings",
     "TimeoutSettings",
+    "TracingSettings",
     "WorkerSettings",
     "load",
     "normalise_worker_url",
