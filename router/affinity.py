@@ -1,31 +1,35 @@
 """The ownership map: which worker holds which blocks, flat, bounded, and forgotten with the worker's epoch.
 
-A *touch* is one use of one prompt on one worker, and the shared "last use" of all blocks that it holds. Two views:
+Of each worker it is a shadow of the cache: least recently used out, never more than the cache has room for, where that
+is known. Two views hold the same pairs of worker and block, so nothing needs sweeping:
 
-- `_held`: block -> the touch that used it last, or, where several workers own the block, one touch of each with a bit
-  set of the owners, so that one walk over a prompt's hashes answers for the whole fleet;
-- each owner's touches in order of use, a linked list. A later touch takes its blocks from the earlier ones, which
-  disappear when nothing is left of them, so both views always hold the same pairs and nothing needs sweeping.
+- `Holdings`: block -> the touch that holds it, for one walk over a prompt's hashes that answers for the whole fleet;
+- each owner's touches in order of use, a linked list. A use moves the prompt's touches to its young end, deepest first,
+  and takes blocks from those that only share its beginning.
 
-Touches list their blocks deepest first. Eviction therefore never takes a parent before its child. A tentative touch
+Touches list their blocks deepest first too. Eviction therefore never takes a parent before its child. A tentative touch
 is a claim made at dispatch, before the worker has answered: it names only blocks that are new to the worker, counts
 for a few seconds, and is withdrawn if the request fails.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from router.touches import Export, Owner, Shared, Touch, Use
+from router.hashing import BLOCK_BYTES, WIDTH_MASK
+from router.holdings import Holdings, Lineage, reach, unproven
+from router.touches import Export, Fronts, LastUse, Owner, Touch, Use, distinct
 
-__all__ = ["AffinityMap", "Delta", "EvictionCause", "Export", "Touch", "Use"]
+__all__ = ["AffinityMap", "Delta", "EvictionCause", "Export", "LastUse", "Touch", "Use"]
 
-EvictionCause = Literal["capacity", "expired", "epoch", "disproved"]
+# Why blocks are dropped: the worker's cache has no more room, or the map has not; they were not used for too long; the
+# cache has begun a new life; an engine turned out not to hold them.
+EvictionCause = Literal["capacity", "limit", "expired", "epoch", "disproved"]
+CAUSES: tuple[EvictionCause, ...] = ("capacity", "limit", "expired", "epoch", "disproved")
 # Work that one call may do for pairs it does not need itself, so that no request pays for a mass expiry.
 CHORES = 256
 
@@ -47,26 +51,49 @@ class AffinityMap:
         self.max_blocks = max_blocks
         self.ttl = ttl_seconds
         self.tentative_ttl = tentative_seconds
-        self.evictions: dict[EvictionCause, int] = {"capacity": 0, "expired": 0, "epoch": 0, "disproved": 0}
-        self._held: dict[int, Touch | Shared] = {}
+        self.evictions: dict[EvictionCause, int] = dict.fromkeys(CAUSES, 0)
+        self._holdings = Holdings()
         self._owners: dict[str, Owner] = {}
+        self._capacities: dict[str, float] = {}
         self._live = 0
         self._bits = 0
         self._free: list[int] = []
         self._pairs = 0
         self._used = -math.inf
-        # The oldest touch of every owner; entries may be too early, never too late, and are corrected when met. One
-        # that differs from its owner's `front` has been overtaken by another.
-        self._fronts: list[tuple[float, Owner]] = []
+        self._fronts = Fronts()
         self._graveyard: deque[Owner] = deque()
 
     def __len__(self) -> int:
         return self._pairs
 
+    # -- workers ---------------------------------------------------------------------------------------------
+
     def blocks_of(self, worker: str) -> int:
         """How many blocks the worker owns."""
         owner = self._owners.get(worker)
         return owner.pairs if owner else 0
+
+    def bytes_of(self, worker: str) -> int:
+        """How many bytes of prompts the worker's blocks stand for."""
+        owner = self._owners.get(worker)
+        return owner.bytes if owner else 0
+
+    def fill(self, worker: str) -> float:
+        """The share of the worker's capacity that its blocks take; 0 while it is not known. Claims count too."""
+        owner = self._owners.get(worker)
+        return owner.bytes / owner.capacity if owner and owner.capacity else 0.0
+
+    def oldest_age(self, worker: str, now: float) -> float:
+        """Seconds since the last use of what the worker's cache drops next; infinite if it holds nothing."""
+        owner = self._owners.get(worker)
+        oldest = owner.oldest if owner else None
+        return max(0.0, now - oldest.used) if oldest is not None else math.inf
+
+    def age(self, worker: str, block: int, now: float) -> float | None:
+        """Seconds since the worker's last use of a block; None if it does not own it."""
+        owner = self._owners.get(worker)
+        touch = self._holdings.touch_of(owner, block) if owner is not None else None
+        return max(0.0, now - touch.used) if touch is not None and touch.expires > now else None
 
     def epoch_of(self, worker: str) -> float | None:
         """The epoch whose blocks are held for the worker, if any."""
@@ -84,8 +111,24 @@ class AffinityMap:
         self._settle(worker, epoch)
         return True
 
+    def set_capacity(self, worker: str, size: int | None) -> None:
+        """Bytes of prompts that the worker's cache has room for; None if nobody knows. Holds for later epochs too.
+
+        What is too much is evicted, at once as far as that is little, else with the next uses and ticks.
+        """
+        capacity = math.inf if size is None else float(max(0, size))
+        if capacity == math.inf:
+            self._capacities.pop(worker, None)
+        else:
+            self._capacities[worker] = capacity
+        owner = self._owners.get(worker)
+        if owner is not None and owner.capacity != capacity:
+            owner.capacity = capacity
+            self._shrink(owner, 8 * CHORES)
+
     def forget(self, worker: str) -> None:
         """Drop the worker and all it owns, in O(1)."""
+        self._capacities.pop(worker, None)
         owner = self._owners.pop(worker, None)
         if owner is not None:
             self._bury(owner)
@@ -97,11 +140,17 @@ class AffinityMap:
             self._bury(owner)
             self._settle(worker, owner.epoch)
 
+    def statistics(self) -> dict[str, int]:
+        """Blocks per worker."""
+        return {worker: owner.pairs for worker, owner in self._owners.items()}
+
+    # -- requests --------------------------------------------------------------------------------------------
+
     def match(self, hashes: Sequence[int], now: float) -> dict[str, int]:
         """Per worker that owns anything of the prompt, the number of leading blocks believed shared (deepest owned)."""
         depths: dict[str, int] = {}
         unseen = self._live
-        held = self._held
+        held = self._holdings.held
         depth = len(hashes)
         last = None
         for block in reversed(hashes):
@@ -127,16 +176,23 @@ class AffinityMap:
         return depths
 
     def claim(self, worker: str, hashes: Sequence[int], now: float) -> Touch | None:
-        """A tentative touch on the blocks that are new to the worker; None if there are none or it is unknown."""
+        """A tentative touch on the blocks that are new to the worker; None if there are none or it is unknown.
+
+        The blocks that it owns are used with this: they stay younger than what hangs on them.
+        """
         owner = self._owners.get(worker)
         if owner is None:
             return None
-        known = self._depth_of(owner, hashes, now, tentative=True)
-        if known == len(hashes):
-            return None
+        known = self._holdings.depth_of(owner, hashes, now)
         above = hashes[known - 1] if known else None
-        touch = Touch(owner, list(reversed(hashes[known:])), above, now + self.tentative_ttl, tentative=True)
-        self._add(touch, now)
+        touch = None
+        if known < len(hashes):
+            blocks = distinct(hashes[: known - 1 : -1] if known else hashes[::-1])
+            touch = Touch(owner, blocks, above, now + self.tentative_ttl, tentative=True)
+            self._enter(touch, now)
+        for upper, deeper in self._holdings.lineage(owner, above).items():
+            self._move(upper, deeper, now)
+        self._tidy(owner, now)
         return touch
 
     def withdraw(self, touch: Touch) -> None:
@@ -147,31 +203,30 @@ class AffinityMap:
     def record(self, worker: str, epoch: float, hashes: Sequence[int], now: float) -> Delta | None:
         """The worker served this prompt in this epoch: it owns all its blocks. None if nothing was learned.
 
-        Returns what to tell other replicas; a use in an older epoch, or of an unknown worker, teaches nothing.
+        Returns what to tell other replicas; a use in an older epoch, or of an unknown worker, teaches nothing. Cheap
+        after a claim, which it makes true.
         """
         owner = self._owners.get(worker)
         if owner is None or owner.epoch != epoch or not hashes:
             return None
-        known = self._depth_of(owner, hashes, now, tentative=False)
-        self._add(Touch(owner, list(reversed(hashes)), None, now + self.ttl, tentative=False), now)
+        blocks = tuple(hashes[::-1])
+        new = self._holdings.new_to(owner, blocks)
+        above = blocks[new] if new < len(blocks) else None
+        lineage = self._holdings.lineage(owner, above)
+        if reach(lineage, blocks, new) == len(blocks):
+            known = len(blocks) - new - unproven(lineage, now)
+            self._use(owner, blocks[:new], above, lineage, now)
+        else:
+            known = self._holdings.proven_depth(owner, hashes, now)
+            self._enter(Touch(owner, distinct(blocks), None, now + self.ttl), now)
+        self._tidy(owner, now)
         return Delta(worker, epoch, hashes[known - 1] if known else None, tuple(hashes[known:]))
 
-    def apply(self, delta: Delta, now: float) -> bool:
-        """Another replica's news: its new blocks, and a touch on those before them. False if it is out of date."""
-        owner = self._owners.get(delta.worker)
-        if owner is None or owner.epoch != delta.epoch:
-            return False
-        blocks = list(reversed(delta.new))
-        if delta.base is not None:
-            blocks += self._chain_to(owner, delta.base)
-        if blocks:
-            self._add(Touch(owner, blocks, None, now + self.ttl, tentative=False), now)
-        return True
-
-    def use_of(self, worker: str, block: int) -> Touch | None:
-        """The last use of a block by a worker, which stays known to its holder when a later one takes its blocks."""
+    def use_of(self, worker: str, block: int) -> LastUse | None:
+        """The last use of a block by a worker, until now."""
         owner = self._owners.get(worker)
-        return self._touch_of(owner, block) if owner is not None else None
+        touch = self._holdings.touch_of(owner, block) if owner is not None else None
+        return LastUse(touch, touch.used, touch.tentative) if touch is not None else None
 
     def blocks_since(self, worker: str, used: float, most: int) -> int:
         """How many blocks a worker has used later than that; stops counting at `most`."""
@@ -183,10 +238,31 @@ class AffinityMap:
             touch = touch.earlier
         return blocks
 
-    def disprove(self, touch: Touch) -> None:
-        """Forget what is left of a use: its worker was found not to hold what came before that."""
-        if touch.owner.bit & self._live and self._lives(touch.owner):
+    def disprove(self, use: LastUse) -> None:
+        """Forget what was not used since that use: its worker was found not to hold what came before that."""
+        touch = use.touch
+        if touch.used == use.used and self._lives(touch.owner):
             self.evictions["disproved"] += self._drop(touch, len(touch.blocks))
+
+    # -- replicas --------------------------------------------------------------------------------------------
+
+    def apply(self, delta: Delta, now: float) -> bool:
+        """Another replica's news: its new blocks, and a touch on those before them. False if it is out of date."""
+        owner = self._owners.get(delta.worker)
+        if owner is None or owner.epoch != delta.epoch:
+            return False
+        blocks, base = delta.new[::-1], delta.base
+        new = self._holdings.new_to(owner, blocks)
+        above = blocks[new] if new < len(blocks) else base
+        lineage = self._holdings.lineage(owner, above)
+        end = reach(lineage, blocks, new)
+        if end is not None and end >= len(blocks) and (base is None or self._holdings.touch_of(owner, base)):
+            self._use(owner, blocks[:new], above, lineage, now)
+        else:
+            chain = blocks if base is None else (*blocks, *self._chain_to(owner, base))
+            self._enter(Touch(owner, distinct(chain), None, now + self.ttl), now)
+        self._tidy(owner, now)
+        return True
 
     def export(self, worker: str, since: float = -math.inf) -> Export | None:
         """What is remembered of a worker, as far as it was used at `since` or later; None if it is unknown."""
@@ -214,192 +290,151 @@ class AffinityMap:
             if used + self.ttl > now:
                 self._restore(owner, use, used)
         gained = owner.pairs - before
-        self._tidy(now)
-        self._tidy_fronts()
+        self._shrink(owner, CHORES + gained)
+        self._tidy(owner, now)
+        self._fronts.compact(self._live, 2 * len(self._owners) + CHORES)
         return gained
 
     def tick(self, now: float) -> None:
         """Bounded housekeeping, called about once a second: expire what is too old, bury the dead."""
         self._expire(now, 8 * CHORES)
+        for owner in self._owners.values():
+            if owner.bytes > owner.capacity:
+                self._shrink(owner, 8 * CHORES)
         self._clean_graves(8 * CHORES)
 
-    def statistics(self) -> dict[str, int]:
-        """Blocks per worker."""
-        return {worker: owner.pairs for worker, owner in self._owners.items()}
+    # -- inside ----------------------------------------------------------------------------------------------
 
     def _lives(self, owner: Owner) -> bool:
         return self._owners.get(owner.worker) is owner
 
-    def _touch_of(self, owner: Owner, block: int) -> Touch | None:
-        holder = self._held.get(block)
-        if isinstance(holder, Shared):
-            return holder.touches.get(owner.bit)
-        return holder if holder is not None and holder.owner is owner else None
-
-    def _depth_of(self, owner: Owner, hashes: Sequence[int], now: float, *, tentative: bool) -> int:
-        """How deep the owner's blocks reach into the prompt; claims count only if `tentative`."""
-        held = self._held
-        depth = len(hashes)
-        for block in reversed(hashes):
-            if block in held:
-                touch = self._touch_of(owner, block)
-                if touch is not None and touch.expires > now and (tentative or not touch.tentative):
-                    break
-            depth -= 1
-        return depth
-
     def _chain_to(self, owner: Owner, base: int) -> list[int]:
-        """The blocks up to and including `base`, deepest first, as the touches that used them last named them."""
-        chain: list[int] = []
-        block: int | None = base
-        while block is not None and len(chain) < CHORES:
-            touch = self._touch_of(owner, block)
-            if touch is None:
-                break
-            chain += touch.blocks[touch.blocks.index(block) :]
-            block = touch.above
-        return chain or [base]
+        """The blocks up to and including `base`, deepest first, as far as they are held."""
+        lineage = self._holdings.lineage(owner, base)
+        return [block for touch, deeper in lineage.items() for block in touch.blocks[deeper:]] or [base]
 
-    def _add(self, touch: Touch, now: float) -> None:
-        distinct = set(touch.blocks)
-        if len(distinct) != len(touch.blocks):
-            touch.blocks = list(dict.fromkeys(touch.blocks))
-        touch.used = self._used = now if now > self._used else math.nextafter(self._used, math.inf)
+    def _use(self, owner: Owner, new: tuple[int, ...], above: int | None, lineage: Lineage, now: float) -> None:
+        """A prompt was used: blocks that nobody holds for the owner, and the touches above them.
+
+        They become one touch, but for the forks among them, on which other prompts hang too: those would only be taken
+        apart again.
+        """
+        whole = None
+        if new:
+            whole = Touch(owner, distinct(new), above, 0.0)
+            self._hold(whole)
+        for touch, deeper in lineage.items():
+            if deeper:
+                part = self._holdings.split(touch, deeper)
+            else:
+                part = touch
+                owner.remove(touch)
+            part.tentative = False
+            if whole is None:
+                whole = part
+            elif part.fork:
+                self._append(whole, now, now + self.ttl)
+                whole = part
+            else:
+                whole = self._holdings.join(whole, part)
+        if whole is not None:
+            self._append(whole, now, now + self.ttl)
+
+    def _move(self, touch: Touch, deeper: int, now: float) -> None:
+        """A request that hangs on these blocks was sent: they are as young as its claim. Claims age all the same."""
+        if deeper and not touch.tentative:
+            self._append(self._holdings.split(touch, deeper), now, now + self.ttl)
+        else:
+            touch.owner.remove(touch)
+            self._append(touch, now, touch.expires if touch.tentative else now + self.ttl)
+
+    def _enter(self, touch: Touch, now: float) -> None:
+        """Add a touch, whoever holds its blocks for the owner."""
         losers = self._hold(touch)
-        owner = touch.owner
-        owner.append(touch)
-        self._queue(touch)
-        for loser in losers:
-            self._trim(loser, distinct)
-        self._tidy(now)
+        self._append(touch, now, touch.expires)
+        if losers:
+            taken = set(touch.blocks)
+            for loser in losers:
+                self._holdings.trim(loser, taken)
 
     def _restore(self, owner: Owner, use: Use, used: float) -> None:
-        named = list(dict.fromkeys(use.blocks))
+        if owner.bytes >= owner.capacity and owner.oldest is not None and used < owner.oldest.used:
+            return  # it would be evicted at once
+        named = distinct(use.blocks)
         blocks: list[int] = []
         for block in named:
-            mine = self._touch_of(owner, block)
+            mine = self._holdings.touch_of(owner, block)
             if mine is None or mine.tentative or mine.used < used:
                 blocks.append(block)
         if not blocks:
             return
         shallowest = named.index(blocks[-1]) + 1
         above = named[shallowest] if shallowest < len(named) else use.above
-        touch = Touch(owner, blocks, above, used + self.ttl, tentative=False)
+        touch = Touch(owner, tuple(blocks), above, used + self.ttl)
         touch.used = used
         losers = self._hold(touch)
         owner.insert(touch)
-        self._queue(touch)
+        if used < owner.front:
+            self._fronts.add(touch)
         taken = set(blocks)
         for loser in losers:
-            self._trim(loser, taken)
-
-    def _queue(self, touch: Touch) -> None:
-        owner = touch.owner
-        if touch.used < owner.front:
-            owner.front = touch.used
-            heapq.heappush(self._fronts, (touch.used, owner))
-
-    def _tidy(self, now: float) -> None:
-        self._expire(now, CHORES)
-        if self._pairs > self.max_blocks:
-            self._evict(self._pairs - self.max_blocks)
-        self._clean_graves(CHORES)
+            self._holdings.trim(loser, taken)
 
     def _hold(self, touch: Touch) -> set[Touch]:
-        """Make the touch the holder of its blocks for its owner; returns the touches that it took blocks from."""
-        owner = touch.owner
-        bit = owner.bit
-        held = self._held
-        losers: set[Touch] = set()
-        last = None
-        new = 0
-        for block in touch.blocks:
-            holder = held.get(block)
-            if holder is None:
-                held[block] = touch
-                new += 1
-            elif not isinstance(holder, Touch):
-                loser = holder.touches.get(bit)
-                holder.touches[bit] = touch
-                if loser is None:
-                    holder.mask |= bit
-                    new += 1
-                else:
-                    losers.add(loser)
-            elif holder.owner is owner:
-                held[block] = touch
-                if holder is not last:
-                    last = holder
-                    losers.add(holder)
-            else:
-                held[block] = Shared(holder, touch)
-                new += 1
-        owner.pairs += new
-        self._pairs += new
+        before = touch.owner.pairs
+        losers = self._holdings.hold(touch)
+        self._pairs += touch.owner.pairs - before
         return losers
 
-    def _trim(self, loser: Touch, taken: set[int]) -> None:
-        """Take blocks that a later touch holds now from an earlier one."""
-        kept = [block for block in loser.blocks if block not in taken]
-        if not kept:
-            loser.owner.remove(loser)
-        elif (shallowest := loser.blocks.index(kept[-1]) + 1) < len(loser.blocks):
-            loser.above = loser.blocks[shallowest]
-        loser.blocks = kept
+    def _append(self, touch: Touch, now: float, expires: float) -> None:
+        """Put a touch that is in no list at the young end."""
+        touch.used = self._used = now if now > self._used else math.nextafter(self._used, math.inf)
+        touch.expires = expires
+        owner = touch.owner
+        owner.append(touch)
+        if touch.used < owner.front:
+            self._fronts.add(touch)
 
     def _drop(self, touch: Touch, pairs: int) -> int:
-        """Drop up to `pairs` pairs of a touch, deepest first, and the touch itself once nothing is left."""
-        dropped = touch.blocks[:pairs]
-        if not dropped:
-            return 0
-        owner = touch.owner
-        held = self._held
-        for block in dropped:
-            holder = held[block]
-            if isinstance(holder, Touch):
-                del held[block]
-            else:
-                del holder.touches[owner.bit]
-                holder.mask ^= owner.bit
-                if len(holder.touches) == 1:
-                    (held[block],) = holder.touches.values()
-        touch.blocks = touch.blocks[len(dropped) :]
-        if not touch.blocks:
-            owner.remove(touch)
-        owner.pairs -= len(dropped)
-        if owner.bit & self._live:
-            self._pairs -= len(dropped)
-        return len(dropped)
+        dropped = self._holdings.drop(touch, pairs)
+        if touch.owner.bit & self._live:
+            self._pairs -= dropped
+        return dropped
 
-    def _oldest(self) -> Touch | None:
-        """The oldest touch of all live owners."""
-        fronts = self._fronts
-        while fronts:
-            used, owner = fronts[0]
-            oldest = owner.oldest
-            if used != owner.front:
-                heapq.heappop(fronts)
-            elif oldest is None or not owner.bit & self._live:
-                owner.front = math.inf
-                heapq.heappop(fronts)
-            elif oldest.used != used:
-                owner.front = oldest.used
-                heapq.heapreplace(fronts, (oldest.used, owner))
-            else:
-                return oldest
-        return None
+    def _tidy(self, owner: Owner, now: float) -> None:
+        self._expire(now, CHORES)
+        if owner.bytes > owner.capacity:
+            self._shrink(owner, CHORES)
+        if self._pairs > self.max_blocks:
+            self._evict(self._pairs - self.max_blocks)
+        if self._graveyard:
+            self._clean_graves(CHORES)
 
     def _expire(self, now: float, chores: int) -> None:
-        while chores > 0 and (oldest := self._oldest()) is not None and oldest.expires <= now:
+        while chores > 0 and (oldest := self._fronts.oldest(self._live)) is not None and oldest.expires <= now:
             dropped = self._drop(oldest, len(oldest.blocks))
             self.evictions["expired"] += dropped
             chores -= dropped
 
     def _evict(self, pairs: int) -> None:
-        while pairs > 0 and (oldest := self._oldest()) is not None:
+        while pairs > 0 and (oldest := self._fronts.oldest(self._live)) is not None:
+            dropped = self._drop(oldest, pairs)
+            self.evictions["limit"] += dropped
+            pairs -= dropped
+
+    def _shrink(self, owner: Owner, chores: int) -> None:
+        """Evict what the worker's cache has no room for."""
+        while owner.bytes > owner.capacity and chores > 0 and (oldest := owner.oldest) is not None:
+            excess = owner.bytes - owner.capacity
+            pairs = 0
+            for block in oldest.blocks[:chores]:
+                pairs += 1
+                excess -= BLOCK_BYTES << (block & WIDTH_MASK)
+                if excess <= 0:
+                    break
             dropped = self._drop(oldest, pairs)
             self.evictions["capacity"] += dropped
-            pairs -= dropped
+            chores -= dropped
 
     def _settle(self, worker: str, epoch: float) -> None:
         if self._free:
@@ -407,7 +442,7 @@ class AffinityMap:
         else:
             bit = 1 << self._bits
             self._bits += 1
-        self._owners[worker] = Owner(worker, epoch, bit)
+        self._owners[worker] = Owner(worker, epoch, bit, self._capacities.get(worker, math.inf))
         self._live |= bit
 
     def _bury(self, owner: Owner) -> None:
@@ -417,12 +452,7 @@ class AffinityMap:
         self._pairs -= owner.pairs
         self.evictions["epoch"] += owner.pairs
         self._graveyard.append(owner)
-        self._tidy_fronts()
-
-    def _tidy_fronts(self) -> None:
-        if len(self._fronts) > 2 * len(self._owners) + CHORES:
-            self._fronts = [front for front in self._fronts if front[1].bit & self._live and front[0] == front[1].front]
-            heapq.heapify(self._fronts)
+        self._fronts.compact(self._live, 2 * len(self._owners) + CHORES)
 
     def _clean_graves(self, chores: int) -> None:
         while self._graveyard and chores > 0:

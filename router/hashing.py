@@ -1,4 +1,7 @@
-"""Cumulative block hashes: h(i) = xxh3_64(block i, seed = h(i-1)), started from a keyed BLAKE2b.
+"""Cumulative block hashes: c(i) = xxh3_64(block i, seed = c(i-1)), started from a keyed BLAKE2b.
+
+The hash of a block is c(i) but for its lowest four bits, which say how much the block stands for: `BLOCK_BYTES` shifted
+by them. So whoever holds a hash, or hears it from another replica, knows its weight.
 
 Appending to a prompt leaves every earlier hash as it was, which is why a growing conversation keeps its worker.
 A collision can only misroute a request, never mix answers, so a fast hash is enough for the blocks; the start is
@@ -10,6 +13,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from hashlib import blake2b
+from itertools import pairwise
 
 from xxhash import xxh3_64_intdigest
 
@@ -20,6 +24,7 @@ DENSE_BLOCKS = DENSE_BYTES // BLOCK_BYTES
 STEPS_PER_DOUBLING = 8
 # Longer than any window of today, and what bounds the hashes of one request.
 HORIZON_BYTES = 8 << 20
+WIDTH_MASK = 15
 
 
 def _ladder() -> tuple[int, ...]:
@@ -31,8 +36,14 @@ def _ladder() -> tuple[int, ...]:
     return tuple(ends)
 
 
+def _width(size: int) -> int:
+    return min(WIDTH_MASK, max(1, size // BLOCK_BYTES).bit_length() - 1)
+
+
 LADDER = _ladder()
 MOST_BLOCKS = len(LADDER)
+_CHAIN_MASK = (1 << 64) - 1 - WIDTH_MASK
+_LADDER_WIDTHS = tuple(_width(upper - lower) for lower, upper in pairwise(LADDER[DENSE_BLOCKS - 1 :]))
 
 
 def boundaries(prefix_bytes: int) -> Sequence[int]:
@@ -61,28 +72,42 @@ def chain_start(secret: bytes, tenant: str, model: str, salt: str) -> int:
 
 def block_hashes(prefix: bytes, start: int) -> list[int]:
     """The hash of every whole block within the horizon, shallowest first; unsigned 64-bit integers."""
-    return hashes_at(prefix, start, boundaries(len(prefix)))
-
-
-def hashes_at(prefix: bytes, start: int, ends: Sequence[int]) -> list[int]:
-    """The hash of the prefix up to each of the ascending end offsets."""
     digest = xxh3_64_intdigest
+    ends = boundaries(len(prefix))
     hashes: list[int] = []
     add = hashes.append
     chain = start
     lower = 0
     for upper in ends[:DENSE_BLOCKS]:
         chain = digest(prefix[lower:upper], chain)
-        add(chain)
+        add(chain & _CHAIN_MASK)
         lower = upper
     if len(ends) > DENSE_BLOCKS:
         # A view costs more than a copy of a small block, and less than one of a wide step.
         view = memoryview(prefix)
-        for upper in ends[DENSE_BLOCKS:]:
+        for upper, width in zip(ends[DENSE_BLOCKS:], _LADDER_WIDTHS, strict=False):
             chain = digest(view[lower:upper], chain)
-            add(chain)
+            add(chain & _CHAIN_MASK | width)
             lower = upper
     return hashes
+
+
+def hashes_at(prefix: bytes, start: int, ends: Sequence[int]) -> list[int]:
+    """The same for other blocks: the hash of the prefix up to each of the ascending end offsets."""
+    view = memoryview(prefix)
+    hashes: list[int] = []
+    chain = start
+    lower = 0
+    for upper in ends:
+        chain = xxh3_64_intdigest(view[lower:upper], chain)
+        hashes.append(chain & _CHAIN_MASK | _width(upper - lower))
+        lower = upper
+    return hashes
+
+
+def weight_of(block: int) -> int:
+    """The bytes of prompt that a block stands for, rounded down to a power of two."""
+    return BLOCK_BYTES << (block & WIDTH_MASK)
 
 
 def fingerprint(secret: bytes) -> str:

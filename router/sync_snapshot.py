@@ -147,11 +147,12 @@ class Sketch:
         for use in uses:
             self.blocks += len(use.blocks)
             for block in use.blocks:
-                cells[block % CELLS] ^= block
+                # The lowest bits say how much a block stands for and are alike.
+                cells[block >> 8 & CELLS - 1] ^= block
 
     def packed(self) -> bytes:
         """The cells as they travel."""
-        return struct.pack(f"<{CELLS}H", *[cell >> 8 & 0xFFFF for cell in self._cells])
+        return struct.pack(f"<{CELLS}H", *[cell >> 16 & 0xFFFF for cell in self._cells])
 
 
 def difference(one: bytes, two: bytes) -> float:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from router.affinity import AffinityMap, Touch
+from router.affinity import AffinityMap, LastUse
 from router.cachemodel import CacheProfile, Rule
 from router.calibration import (
     Belief,
@@ -49,7 +49,7 @@ class Answered:
     epoch: float
     prompt_tokens: int
     profile: CacheProfile
-    prior: Touch | None
+    prior: LastUse | None
 
 
 class Account:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from xxhash import xxh3_64_intdigest
 
-from router.affinity import AffinityMap, Delta, Touch
+from router.affinity import AffinityMap, Delta, LastUse, Touch
 from router.cachemodel import resumable
 from router.calibration import TokenRatios
 from router.errors import ModelNotFound, Unavailable
@@ -67,16 +67,16 @@ class Placement:
         # A tenant whose share of the map is full is served, and only what is known already is remembered of it.
         admitted = selector.quota.admits(inquiry.tenant, len(selector.index), now)
         self._hashes = inquiry.hashes if admitted else inquiry.hashes[: decision.match.blocks]
+        # The use of the matched prefix before this one, which the claim counts as another already.
+        self.prior: LastUse | None = None
+        match = decision.match
+        if match.resumable > 0:
+            self.prior = selector.index.use_of(self.worker.id, inquiry.hashes[match.blocks - 1])
         self._claim: Touch | None = selector.index.claim(self.worker.id, self._hashes, now)
-        # The use of the matched prefix before this one, from the moment that this one counts.
-        self.prior: Touch | None = None
 
     def own(self, now: float) -> None:
         """The worker has answered with success: it owns the prompt's blocks."""
         self._claim = None
-        match = self.decision.match
-        if match.resumable > 0:
-            self.prior = self._selector.index.use_of(self.worker.id, self.inquiry.hashes[match.blocks - 1])
         delta = self._selector.index.record(self.worker.id, self.epoch, self._hashes, now)
         if delta is not None:
             self._selector.quota.count(self.inquiry.tenant, len(delta.new), now)

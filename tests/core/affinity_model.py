@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from router.affinity import AffinityMap
-from router.touches import Owner, Shared, Touch
+from router.hashing import weight_of
+from router.holdings import Shared
+from router.touches import Owner, Touch
 
 
 @dataclass
@@ -29,6 +31,7 @@ class Model:
     epochs: dict[str, float] = field(default_factory=dict)
     uses: list[Use] = field(default_factory=list)
     pairs: dict[tuple[str, int], Use] = field(default_factory=dict)
+    capacities: dict[str, int] = field(default_factory=dict)
 
     def live(self, worker: str, block: int | None, now: float) -> Use | None:
         use = self.pairs.get((worker, block)) if block is not None else None
@@ -50,15 +53,57 @@ class Model:
         return 0
 
     def add(self, use: Use, now: float) -> None:
+        self.enter(use)
+        self.settle(use.worker, now)
+
+    def enter(self, use: Use) -> None:
         for block in use.blocks:
             self.pairs[use.worker, block] = use
         self.uses.append(use)
+
+    def claim(self, worker: str, hashes: list[int], now: float) -> Use | None:
+        """A tentative use of what is new; what is known is used, each claim among it with all that it claims."""
+        known = self.depth(worker, hashes, now, tentative=True)
+        use = None
+        if known < len(hashes):
+            use = Use(worker, hashes[known:][::-1], now + self.tentative_ttl, tentative=True)
+            self.enter(use)
+        proven = []
+        for block in reversed(hashes[:known]):
+            held = self.pairs.get((worker, block))
+            if held is None:
+                break
+            if not held.tentative:
+                proven.append(block)
+            elif held is not self.uses[-1]:
+                self.uses = [other for other in self.uses if other is not held] + [held]
+        if proven:
+            self.enter(Use(worker, proven, now + self.ttl, tentative=False))
+        self.settle(worker, now)
+        return use
+
+    def settle(self, worker: str, now: float) -> None:
+        """Expire, then evict from the worker what its cache has no room for, then from all what the map has not."""
         self.expire(now)
-        for old in list(self.uses):
-            for block in list(old.blocks):
-                if len(self.pairs) > self.max_blocks and self.pairs.get((old.worker, block)) is old:
-                    del self.pairs[old.worker, block]
+        self.shrink(worker)
+        for pair in self.order():
+            if len(self.pairs) > self.max_blocks:
+                del self.pairs[pair]
         self.tidy()
+
+    def shrink(self, worker: str) -> None:
+        for pair in self.order():
+            if pair[0] == worker and self.bytes_of(worker) > self.capacities.get(worker, 1 << 60):
+                del self.pairs[pair]
+        self.tidy()
+
+    def bytes_of(self, worker: str) -> int:
+        return sum(weight_of(block) for name, block in self.pairs if name == worker)
+
+    def order(self) -> list[tuple[str, int]]:
+        """All pairs, the one that goes first first."""
+        pairs = [((use.worker, block), use) for use in self.uses for block in use.blocks]
+        return [pair for pair, use in pairs if self.pairs.get(pair) is use]
 
     def expire(self, now: float) -> None:
         """From the oldest use on, as far as they have expired."""
@@ -95,7 +140,7 @@ def check_books(index: AffinityMap) -> None:
     assert len(index) == sum(index.statistics().values()) == sum(owner.pairs for owner in live)
     assert len(index) <= index.max_blocks
     held: dict[tuple[int, int], Touch] = {}
-    for block, holder in index._held.items():
+    for block, holder in index._holdings.held.items():
         if isinstance(holder, Shared):
             assert len(holder.touches) > 1
             assert holder.mask == sum(holder.touches)
@@ -107,12 +152,12 @@ def check_books(index: AffinityMap) -> None:
     for owner in live:
         if owner.oldest is not None:
             assert owner.front <= owner.oldest.used
-            assert (owner.front, owner) in index._fronts
+            assert (owner.front, owner) in index._fronts.queue
 
 
 def check_owner(owner: Owner, held: dict[tuple[int, int], Touch]) -> None:
     """The owner's touches name exactly what it holds; they are taken out of `held`."""
-    touch, earlier, pairs = owner.oldest, None, 0
+    touch, earlier, pairs, size = owner.oldest, None, 0, 0
     while touch is not None:
         assert touch.owner is owner
         assert touch.earlier is earlier
@@ -120,7 +165,9 @@ def check_owner(owner: Owner, held: dict[tuple[int, int], Touch]) -> None:
         assert touch.blocks
         for block in touch.blocks:
             assert held.pop((owner.bit, block)) is touch
+            size += weight_of(block)
         pairs += len(touch.blocks)
         earlier, touch = touch, touch.later
     assert owner.newest is earlier
     assert owner.pairs == pairs
+    assert owner.bytes == size

@@ -168,12 +168,12 @@ def test_the_dead_are_buried_a_few_at_a_time() -> None:
     index.set_epoch("w0", 2.0)
     assert len(index) == 0
     assert index.match(prompt(7), 0.0) == {}
-    left = len(index._held)
+    left = len(index._holdings.held)
     assert left > 60_000
     while index._graveyard:
         index.tick(1.0)
-        assert left - len(index._held) <= 3000
-        left = len(index._held)
+        assert left - len(index._holdings.held) <= 3000
+        left = len(index._holdings.held)
     assert left == 0
     check_books(index)
 
@@ -246,7 +246,7 @@ def test_the_oldest_goes_first_and_its_deepest_blocks_before_the_others() -> Non
     index.record("w1", 1.0, prompt(4, 8)[:2], 6.0)
     depths = [index.match(prompt(number, 8), 7.0).get("w0", 0) for number in range(3)]
     assert depths == [8, 0, 6]
-    assert index.evictions["capacity"] == 10
+    assert index.evictions["limit"] == 10
     assert len(index) == 24
 
 
@@ -341,7 +341,7 @@ def test_a_million_distinct_blocks_respect_the_ceiling() -> None:
     newest = range(1_000_000 // 64 - 312, 1_000_000 // 64)
     assert all(index.match(prompt(number), 16.0) == {f"w{number % 8}": 64} for number in newest)
     assert index.match(prompt(0), 16.0) == {}
-    assert index.evictions["capacity"] == 1_000_000 - 20_000
+    assert index.evictions["limit"] == 1_000_000 - 20_000
 
 
 def test_a_hot_prompt_leaves_no_trail() -> None:
@@ -350,7 +350,7 @@ def test_a_hot_prompt_leaves_no_trail() -> None:
         index.record("w0", 1.0, prompt(0, 4), number / 100)
     owner = index._owners["w0"]
     assert owner.oldest is owner.newest
-    assert len(index._fronts) == 1
+    assert len(index._fronts.queue) == 1
     check_books(index)
 
 
@@ -366,7 +366,7 @@ def test_a_worker_that_comes_and_goes_leaves_no_trail(again: Callable[[AffinityM
     for number in range(5_000, 10_000):
         index.set_epoch("w0", float(number))
     assert len(index._graveyard) <= 2
-    assert len(index._fronts) <= 300
+    assert len(index._fronts.queue) <= 300
     assert index._bits <= 4
     check_books(index)
 

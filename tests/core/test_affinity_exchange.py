@@ -163,7 +163,7 @@ def test_claims_expired_uses_and_unknown_workers_are_not_told() -> None:
     index = empty()
     index.record("a", EPOCH, chain(1, 2), 0.0)
     index.claim("a", chain(2, 2), 50.0)
-    assert [use.blocks for use in told(index, "a", 50.0)] == [[101, 100]]
+    assert [list(use.blocks) for use in told(index, "a", 50.0)] == [[101, 100]]
     assert not told(index, "a", TTL + 1)
     assert index.export("z") is None
 

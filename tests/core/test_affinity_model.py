@@ -75,13 +75,11 @@ class Histories(RuleBasedStateMachine):
     def claim(self, worker: str, path: tuple[int, ...]) -> tuple[Touch, Use] | MultipleResults[tuple[Touch, Use]]:
         hashes = hashes_of(path)
         touch = self.index.claim(worker, hashes, self.now)
-        known = self.model.depth(worker, hashes, self.now, tentative=True)
-        if worker not in self.model.epochs or known == len(hashes):
+        use = self.model.claim(worker, hashes, self.now) if worker in self.model.epochs else None
+        if use is None:
             assert touch is None
             return multiple()
         assert touch is not None
-        use = Use(worker, hashes[known:][::-1], self.now + 10, tentative=True)
-        self.model.add(use, self.now)
         return touch, use
 
     @rule(claim=claims)
@@ -104,6 +102,12 @@ class Histories(RuleBasedStateMachine):
         if epoch is not None and not late:
             self.model.add(Use(worker, hashes[::-1], self.now + 100, tentative=False), self.now)
 
+    @rule(worker=workers, size=st.sampled_from([None, None, 0, 10_000, 1_000_000, 20_000_000, 60_000_000]))
+    def room(self, worker: str, size: int | None) -> None:
+        self.index.set_capacity(worker, size)
+        self.model.capacities[worker] = 1 << 60 if size is None else size
+        self.model.shrink(worker)
+
     @rule(worker=workers, step=st.sampled_from([-1.0, 0.0, 1.0, 1.0]))
     def restart(self, worker: str, step: float) -> None:
         epoch = self.model.epochs.get(worker)
@@ -118,6 +122,7 @@ class Histories(RuleBasedStateMachine):
     def forget(self, worker: str) -> None:
         self.index.forget(worker)
         self.model.epochs.pop(worker, None)
+        self.model.capacities.pop(worker, None)
         self.model.forget(worker)
 
     @rule(worker=workers)
@@ -152,9 +157,31 @@ class Histories(RuleBasedStateMachine):
     def every_pair_has_its_age(self) -> None:
         """Seen through the map's own books, since a match shows only the deepest block."""
         for (worker, block), use in self.model.pairs.items():
-            touch = self.index._touch_of(self.index._owners[worker], block)
+            touch = self.index._holdings.touch_of(self.index._owners[worker], block)
             assert touch is not None
             assert (touch.expires, touch.tentative) == (use.expires, use.tentative)
+            age = self.index.age(worker, block, self.now)
+            assert (age is None) is (use.expires <= self.now)
+
+    @invariant()
+    def both_drop_the_same_next(self) -> None:
+        for worker in WORKERS:
+            mine: list[int] = []
+            owner = self.index._owners.get(worker)
+            touch = owner.oldest if owner is not None else None
+            while touch is not None:
+                mine += touch.blocks
+                touch = touch.later
+            assert mine == [block for name, block in self.model.order() if name == worker]
+
+    @invariant()
+    def what_it_holds_fits(self) -> None:
+        for worker in WORKERS:
+            size = self.model.bytes_of(worker)
+            capacity = self.model.capacities.get(worker, 1 << 60)
+            assert self.index.bytes_of(worker) == size <= capacity
+            known = worker in self.model.epochs and 0 < capacity < 1 << 60
+            assert self.index.fill(worker) == (size / capacity if known else 0.0)
 
     @invariant()
     def what_is_recorded_has_no_holes(self) -> None:

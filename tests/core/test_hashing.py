@@ -61,7 +61,7 @@ def test_the_chain_is_what_it_is_said_to_be() -> None:
     expected = []
     for at in range(0, len(prefix), BLOCK_BYTES):
         chain = xxh3_64_intdigest(prefix[at : at + BLOCK_BYTES], seed=chain)
-        expected.append(chain)
+        expected.append(chain & ~15)
     assert block_hashes(prefix, START) == expected
     assert all(0 <= block < 1 << 64 for block in expected)
 

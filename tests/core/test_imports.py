@@ -18,9 +18,10 @@ FLOORS = {
     "quota": 1,
     "keys": 2,
     "prompt": 2,
-    "hashing": 1,
+    "hashing": 0,
     "cachemodel": 2,
-    "touches": 1,
+    "touches": 0,
+    "holdings": 1,
     "affinity": 2,
     "policy": 2,
     "policy_work": 3,
@@ -56,7 +57,7 @@ FLOORS = {
     "__main__": 12,
 }
 PURE = {"errors", "prompt", "hashing", "cachemodel", "touches", "affinity", "policy", "policy_work", "work"}
-PURE |= {"calibration", "restarts"}
+PURE |= {"calibration", "restarts", "holdings"}
 PURE |= {"quota", "sync_codec", "sync_peers", "sync_snapshot", "sync_repair"}
 IMPURE_MODULES = {"asyncio", "time", "random", "logging", "socket", "threading", "os", "secrets", "uuid"}
 

@@ -1,0 +1,219 @@
+"""Which touch holds each block for each owner, flat: one look for each block, whatever hangs on it.
+
+A block of one owner is mapped to its touch. One that several own is mapped to the touches of each with a bit set of the
+owners, so that one walk over a prompt's hashes answers for the whole fleet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from router.hashing import BLOCK_BYTES, WIDTH_MASK
+from router.touches import Owner, Touch
+
+# The longest way up that is followed: longer than any prompt's, and bounded where senseless news leads in circles.
+MOST_ABOVE = 256
+
+# The touches of a prompt from the deepest on, with how many blocks of each, from the deepest on, are not the prompt's.
+Lineage = dict[Touch, int]
+
+
+class Shared:
+    """A block that several owners hold: their bits, and each one's touch by its bit."""
+
+    __slots__ = ("mask", "touches")
+
+    def __init__(self, first: Touch, second: Touch) -> None:
+        self.touches = {first.owner.bit: first, second.owner.bit: second}
+        self.mask = first.owner.bit | second.owner.bit
+
+
+class Holdings:
+    """All blocks of all owners. Keeps each owner's `pairs` and `bytes`; its list of touches is the caller's."""
+
+    __slots__ = ("held",)
+
+    def __init__(self) -> None:
+        self.held: dict[int, Touch | Shared] = {}
+
+    def touch_of(self, owner: Owner, block: int) -> Touch | None:
+        """The owner's touch that holds the block."""
+        holder = self.held.get(block)
+        if holder is None:
+            return None
+        if isinstance(holder, Touch):
+            return holder if holder.owner is owner else None
+        return holder.touches.get(owner.bit)
+
+    def depth_of(self, owner: Owner, hashes: Sequence[int], now: float) -> int:
+        """How deep the owner's blocks reach into the prompt, those that it only may hold included."""
+        held = self.held
+        depth = len(hashes)
+        for block in reversed(hashes):
+            if block in held:
+                touch = self.touch_of(owner, block)
+                if touch is not None and touch.expires > now:
+                    break
+            depth -= 1
+        return depth
+
+    def proven_depth(self, owner: Owner, hashes: Sequence[int], now: float) -> int:
+        """The same without claims."""
+        for depth in range(len(hashes), 0, -1):
+            touch = self.touch_of(owner, hashes[depth - 1])
+            if touch is not None and touch.expires > now and not touch.tentative:
+                return depth
+        return 0
+
+    def new_to(self, owner: Owner, blocks: Sequence[int]) -> int:
+        """How many of a prompt's deepest blocks, which come first, the owner does not have."""
+        for position, block in enumerate(blocks):
+            if self.touch_of(owner, block) is not None:
+                return position
+        return len(blocks)
+
+    def lineage(self, owner: Owner, block: int | None) -> Lineage:
+        """The owner's touches from a block up to the first one of its prompt, as far as they are held."""
+        held = self.held
+        lineage: Lineage = {}
+        room = MOST_ABOVE
+        while block is not None and room > 0:
+            touch = held.get(block)
+            if touch is not None and not isinstance(touch, Touch):
+                touch = touch.touches.get(owner.bit)
+            if touch is None or touch.owner is not owner or touch in lineage:
+                break
+            blocks = touch.blocks
+            lineage[touch] = skipped = 0 if blocks[0] == block else blocks.index(block)
+            room -= len(blocks) - skipped
+            block = touch.above
+        return lineage
+
+    def hold(self, touch: Touch) -> set[Touch]:
+        """Make the touch the holder of its blocks for its owner; returns the touches that it took blocks from."""
+        owner = touch.owner
+        bit = owner.bit
+        held = self.held
+        losers: set[Touch] = set()
+        last = None
+        pairs = size = 0
+        for block in touch.blocks:
+            holder = held.get(block)
+            if holder is None:
+                held[block] = touch
+            elif not isinstance(holder, Touch):
+                loser = holder.touches.get(bit)
+                holder.touches[bit] = touch
+                if loser is not None:
+                    losers.add(loser)
+                    continue
+                holder.mask |= bit
+            elif holder.owner is owner:
+                held[block] = touch
+                if holder is not last:
+                    last = holder
+                    losers.add(holder)
+                continue
+            else:
+                held[block] = Shared(holder, touch)
+            pairs += 1
+            size += BLOCK_BYTES << (block & WIDTH_MASK)
+        owner.pairs += pairs
+        owner.bytes += size
+        return losers
+
+    def drop(self, touch: Touch, pairs: int) -> int:
+        """Drop up to `pairs` blocks of a touch, deepest first; it leaves its owner's list once nothing is left."""
+        dropped = touch.blocks[:pairs]
+        if not dropped:
+            return 0
+        owner = touch.owner
+        held = self.held
+        size = 0
+        for block in dropped:
+            holder = held[block]
+            size += BLOCK_BYTES << (block & WIDTH_MASK)
+            if isinstance(holder, Touch):
+                del held[block]
+            else:
+                del holder.touches[owner.bit]
+                holder.mask ^= owner.bit
+                if len(holder.touches) == 1:
+                    (held[block],) = holder.touches.values()
+        touch.blocks = touch.blocks[len(dropped) :]
+        if not touch.blocks:
+            owner.remove(touch)
+        owner.pairs -= len(dropped)
+        owner.bytes -= size
+        return len(dropped)
+
+    def trim(self, loser: Touch, taken: set[int]) -> None:
+        """Take blocks that a later touch holds now from an earlier one."""
+        kept = tuple([block for block in loser.blocks if block not in taken])
+        if not kept:
+            loser.owner.remove(loser)
+        elif (shallowest := loser.blocks.index(kept[-1]) + 1) < len(loser.blocks):
+            loser.above = loser.blocks[shallowest]
+        loser.blocks = kept
+
+    def split(self, touch: Touch, deeper: int) -> Touch:
+        """A new touch, in no list yet, with all but the deepest so many blocks of a touch; the fork of two prompts."""
+        upper = Touch(touch.owner, touch.blocks[deeper:], touch.above, touch.expires, tentative=touch.tentative)
+        upper.fork = True
+        touch.blocks = touch.blocks[:deeper]
+        touch.above = upper.blocks[0]
+        self._give(upper.blocks, upper)
+        return upper
+
+    def join(self, deep: Touch, upper: Touch) -> Touch:
+        """One touch of two that are in no list, `upper` right above `deep`; the other one has no blocks afterwards."""
+        blocks = deep.blocks + upper.blocks
+        if len(deep.blocks) <= len(upper.blocks):
+            self._give(deep.blocks, upper)
+            upper.fork = deep.fork
+            whole, rest = upper, deep
+        else:
+            self._give(upper.blocks, deep)
+            deep.above = upper.above
+            whole, rest = deep, upper
+        whole.blocks = blocks
+        rest.blocks = ()
+        rest.tentative = False
+        return whole
+
+    def _give(self, blocks: Sequence[int], touch: Touch) -> None:
+        bit = touch.owner.bit
+        held = self.held
+        for block in blocks:
+            holder = held[block]
+            if isinstance(holder, Touch):
+                held[block] = touch
+            else:
+                holder.touches[bit] = touch
+
+
+def unproven(lineage: Lineage, now: float) -> int:
+    """Blocks on the way up before the first that are more than claimed, and not too old."""
+    blocks = 0
+    for touch, skipped in lineage.items():
+        if not touch.tentative and touch.expires > now:
+            break
+        blocks += len(touch.blocks) - skipped
+    return blocks
+
+
+def reach(lineage: Lineage, blocks: Sequence[int], at: int) -> int | None:
+    """Up to which position the touches hold a prompt's blocks, deepest first, from `at` on; None if they are others.
+
+    The hash of a block stands for all before it, so the ends of each touch tell.
+    """
+    for touch, skipped in lineage.items():
+        if at >= len(blocks):
+            break
+        run = touch.blocks
+        end = at + len(run) - skipped
+        last = min(end, len(blocks)) - 1
+        if run[skipped] != blocks[at] or run[skipped + last - at] != blocks[last]:
+            return None
+        at = end
+    return at
