@@ -9,8 +9,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from router.descriptors import descriptor_warnings, raise_limit
 from router.errors import SettingsError
-from router.settings import Settings, load
+from router.settings import Settings, cautions, load
 from router.workers.registry import worker_id
 
 # What each flag sets.
@@ -92,6 +93,8 @@ def _describe(settings: Settings, obstacle: str | None) -> int:
     print(f"ok: {count} worker{'s' * (count != 1)}{found}, policy {settings.policy.name}")
     for worker in settings.workers:
         print(f"{worker_id(worker.url)}  {worker.url}")
+    for line in [*cautions(settings), *descriptor_warnings(raise_limit())]:
+        print(f"prefix-router: caution: {line}", file=sys.stderr)
     return 0
 
 

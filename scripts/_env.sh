@@ -57,9 +57,11 @@ install_debian() {
   } >/dev/null 2>&1 || { say "Could not install $* from Debian."; return 1; }
 }
 
-# ensure_servers: redis-server and nginx, as far as the machine lets us. Never started as services.
+# ensure_servers [COMMAND=PACKAGE...]: redis-server, nginx and these, as far as the machine lets us. Never started as
+# services.
 ensure_servers() {
-  local missing=()
+  local missing=() wanted
+  for wanted in "$@"; do command -v "${wanted%%=*}" >/dev/null 2>&1 || missing+=("${wanted#*=}"); done
   command -v redis-server >/dev/null 2>&1 || missing+=(redis-server)
   [ -x /usr/sbin/nginx ] || command -v nginx >/dev/null 2>&1 || missing+=(nginx-light)
   [ ${#missing[@]} -eq 0 ] && return 0

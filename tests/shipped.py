@@ -77,6 +77,16 @@ def run(*words: str, cwd: Path = ROOT, **environment: str) -> subprocess.Complet
     )
 
 
+def needed(name: str) -> str:
+    """A tool that `scripts/test` installs: its tests are skipped without it, but fail where CI is set."""
+    binary = shutil.which(name)
+    if binary is None:
+        if os.environ.get("CI"):
+            pytest.fail(f"{name} is not installed")
+        pytest.skip(f"{name} is not on this machine")
+    return binary
+
+
 def optional(name: str) -> str:
     """A tool that the project does not install: its tests are skipped without it, in CI too."""
     binary = shutil.which(name)

@@ -19,12 +19,16 @@ FAST_SHARE: Final = 0.9
 
 @dataclass(slots=True)
 class Answers:
-    """Tokens of those answers that reported usage; `unreported` said nothing of their cache."""
+    """Tokens of those answers that reported usage; `unreported` said nothing of their cache.
+
+    `confirmed` is of each answer the smaller of what was predicted and what was reported.
+    """
 
     count: int = 0
     prompt: int = 0
     predicted: int = 0
     reported: int = 0
+    confirmed: int = 0
     unreported: int = 0
     verdicts: Counter[str] = field(default_factory=Counter)
 
@@ -36,6 +40,7 @@ class Answers:
             self.prompt += record.reported_prompt_tokens or 0
             self.predicted += record.predicted_cached_tokens or 0
             self.reported += record.reported_cached_tokens
+            self.confirmed += min(record.predicted_cached_tokens or 0, record.reported_cached_tokens)
         if record.verdict is not None:
             self.verdicts[record.verdict] += 1
 
@@ -46,6 +51,7 @@ class Answers:
             "prompt_tokens": self.prompt,
             "predicted_tokens": self.predicted,
             "reported_tokens": self.reported,
+            "confirmed_tokens": self.confirmed,
             "verdicts": {verdict.value: self.verdicts[verdict] for verdict in Verdict},
         }
 

@@ -5,6 +5,7 @@ once, and nothing is corrected in silence.
 """
 
 from router.settings.addresses import normalise_worker_url
+from router.settings.cautions import cautions
 from router.settings.dns import read_name_server
 from router.settings.keys_file import DEFAULT_TENANT, KeysFile
 from router.settings.loading import load
@@ -54,6 +55,7 @@ __all__ = [
     "TimeoutSettings",
     "TracingSettings",
     "WorkerSettings",
+    "cautions",
     "load",
     "normalise_worker_url",
     "read_name_server",

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
-import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource
 
 from router.errors import SettingsError
 from router.settings.schema import NESTED, PREFIX, Settings
+from router.settings.yaml_file import YamlFile, read_yaml
 
 
 class _FileSource(PydanticBaseSettingsSource):
@@ -42,7 +42,8 @@ def load(
 
     `flag_names` says what the command line calls a setting, by its path, such as `--redis` for `sync.redis_url`.
     """
-    content = _read_yaml(file) if file else {}
+    source = read_yaml(file) if file else None
+    content = source.content if source else {}
     problems = list(_unknown_environment(os.environ))
 
     class Loaded(Settings):
@@ -61,9 +62,10 @@ def load(
         loaded = Loaded(**(flags or {}))
     except ValidationError as error:
         for item in error.errors():
-            place = _flag(item["loc"], flags or {}, flag_names or {})
-            place = place or _place(item["loc"], item["type"], flags or {}, content, file)
-            reason = _reason(item["loc"], item["type"], item["msg"], place)
+            location = tuple(part for part in item["loc"] if part != "[key]")
+            place = _flag(location, flags or {}, flag_names or {})
+            place = place or _place(location, item["type"], flags or {}, source)
+            reason = _reason(location, item["type"], item["msg"], place)
             if item["type"] == "literal_error":
                 reason += _suggest_word(item["input"], item["msg"])
             problems.append(f"{place}: {reason}")
@@ -83,42 +85,8 @@ class _Environment(EnvSettingsSource):
             return value
 
 
-class _Loader(yaml.SafeLoader):
-    """Refuses a key that stands twice in a mapping, where YAML would let the last one win in silence."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                if key.value in seen:
-                    raise yaml.MarkedYAMLError(problem=f"{key.value} stands twice", problem_mark=key.start_mark)
-                seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-def _read_yaml(file: Path) -> dict[str, Any]:
-    try:
-        content = yaml.load(file.read_text(encoding="utf-8"), Loader=_Loader)
-    except OSError as error:
-        raise SettingsError([f"{file}: {error.strerror}"]) from None
-    except yaml.MarkedYAMLError as error:
-        # Its own text quotes the line, which may hold a key.
-        mark = error.problem_mark
-        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise SettingsError([f"{file}{place}: {error.problem}"]) from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError):
-        raise SettingsError([f"{file}: not a YAML file in UTF-8"]) from None
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise SettingsError([f"{file}: expected a mapping of settings"])
-    return {str(key): value for key, value in content.items()}
-
-
-def _place(
-    location: tuple[int | str, ...], kind: str, flags: Mapping[str, Any], content: object, file: Path | None
-) -> str:
-    """Where the value at fault came from: its variable, its file, or else its path alone."""
+def _place(location: tuple[int | str, ...], kind: str, flags: Mapping[str, Any], source: YamlFile | None) -> str:
+    """Where the value at fault came from: its variable, its file and line, or else its path alone."""
     path = ".".join(str(part) for part in location)
     if kind == "missing":
         location = location[:-1]
@@ -129,7 +97,10 @@ def _place(
         name = (PREFIX + NESTED.join(str(part) for part in location[:depth])).upper()
         if name in names:
             return names[name]
-    return f"{file}: {path}" if file and _holds(content, location) else path
+    if source is None or not _holds(source.content, location):
+        return path
+    line = source.line(location)
+    return f"{source.path}, line {line}: {path}" if line else f"{source.path}: {path}"
 
 
 def _flag(location: tuple[int | str, ...], flags: Mapping[str, Any], names: Mapping[str, str]) -> str | None:

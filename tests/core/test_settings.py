@@ -165,14 +165,14 @@ def test_every_problem_is_reported_at_once_with_its_place(write: Write, monkeypa
             "ROUTER_HEALTH__FAL: unknown setting (did you mean FALL?)",
             "ROUTER_POLICY__SLACK: Input should be a valid tuple",
             "ROUTER_LIMITS__HEADER_COUNT: Input should be a valid integer, unable to parse string as an integer",
-            "FILE: workerz: unknown setting (did you mean workers?)",
-            "FILE: workers.0.url: a worker URL starts with http:// or https://",
-            "FILE: workers.1.slotz: unknown setting (did you mean slots?)",
-            "FILE: health.intervall: unknown setting (did you mean interval?)",
-            "FILE: timeouts.drain: Input should be greater than 0",
-            "FILE: models.m.reusex: unknown setting (did you mean reuse?)",
-            "FILE: models.m.reuse: Input should be 'off', 'observe' or 'on'",
-            "FILE: models.m.cache.blok_size: unknown setting (did you mean block_size?)",
+            "FILE, line 1: workerz: unknown setting (did you mean workers?)",
+            "FILE, line 2: workers.0.url: a worker URL starts with http:// or https://",
+            "FILE, line 2: workers.1.slotz: unknown setting (did you mean slots?)",
+            "FILE, line 3: health.intervall: unknown setting (did you mean interval?)",
+            "FILE, line 4: timeouts.drain: Input should be greater than 0",
+            "FILE, line 5: models.m.reusex: unknown setting (did you mean reuse?)",
+            "FILE, line 5: models.m.reuse: Input should be 'off', 'observe' or 'on'",
+            "FILE, line 5: models.m.cache.blok_size: unknown setting (did you mean block_size?)",
             "port: Input should be less than or equal to 65535",
             "bogus: unknown setting",
         ]
@@ -214,9 +214,9 @@ def test_other_variables_are_none_of_ours(monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_place_is_that_of_the_source_that_won(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     file = write("port: x\nhealth: {fall: x}\nworkers: ['ftp://a']\n")
     assert [line.split(": ")[:2] for line in problems(file)] == [
-        ["FILE", "port"],
-        ["FILE", "workers.0.url"],
-        ["FILE", "health.fall"],
+        ["FILE, line 1", "port"],
+        ["FILE, line 3", "workers.0.url"],
+        ["FILE, line 2", "health.fall"],
     ]
     monkeypatch.setenv("ROUTER_WORKERS", "ftp://b")
     monkeypatch.setenv("ROUTER_HEALTH__FALL", "y")
@@ -230,31 +230,34 @@ def test_the_place_is_that_of_the_source_that_won(write: Write, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("port: x", "FILE: port: Input should be a valid integer, unable to parse string as an integer"),
-        ("port: -1", "FILE: port: Input should be greater than or equal to 0"),
-        ("port:", "FILE: port: Input should be a valid integer"),
-        ("health: 3", "FILE: health: Input should be a valid dictionary or instance of HealthSettings"),
-        ("workers: 3", "FILE: workers: Input should be a valid tuple"),
-        ("workers: [3]", "FILE: workers.0: Input should be a valid dictionary or instance of WorkerSettings"),
-        ("workers: [{slots: 3}]", "FILE: workers.0.url: Field required"),
-        ("workers: [{url: 'http://a', slots: 0}]", "FILE: workers.0.slots: Input should be greater than 0"),
-        ("policy: {name: fastest}", "FILE: policy.name: Input should be 'work', 'slack', "),
-        ("policy: {slack: [[4, 1], [2, 2]]}", "FILE: policy.slack: prompt sizes must ascend"),
-        ("policy: {slack: [[4, 1], [4, 2]]}", "FILE: policy.slack: prompt sizes must ascend"),
-        ("policy: {slack: [[4]]}", "FILE: policy.slack.0.1: Field required"),
-        ("timeouts: {first_byte: .inf}", "FILE: timeouts.first_byte: Input should be a finite number"),
-        ("timeouts: {first_byte: .nan}", "FILE: timeouts.first_byte: Input should be "),
-        ("timeouts: {drain_delay: .inf}", "FILE: timeouts.drain_delay: Input should be a finite number"),
-        ("timeouts: {queue: 0}", "FILE: timeouts.queue: Input should be greater than 0"),
-        ("retry: {attempts: 4}", "FILE: retry.attempts: Input should be less than or equal to 3"),
-        ("retry: {budget_share: 1.1}", "FILE: retry.budget_share: Input should be less than or equal to 1"),
-        ("sync: {redis_url: 'http://a'}", "FILE: sync.redis_url: must start with redis://, rediss://, "),
-        ("sync: {heartbeat_seconds: 3}", "FILE: sync: expire_seconds must be longer than heartbeat_seconds"),
-        ("health: {eject_seconds: 61}", "FILE: health: eject_max_seconds must not be shorter than eject_seconds"),
-        ("affinity: {max_blocks: 0}", "FILE: affinity.max_blocks: Input should be greater than 0"),
-        ("3: x", "FILE: 3: unknown setting"),
+        ("port: x", "FILE, line 1: port: Input should be a valid integer, unable to parse string as an integer"),
+        ("port: -1", "FILE, line 1: port: Input should be greater than or equal to 0"),
+        ("port:", "FILE, line 1: port: Input should be a valid integer"),
+        ("health: 3", "FILE, line 1: health: Input should be a valid dictionary or instance of HealthSettings"),
+        ("workers: 3", "FILE, line 1: workers: Input should be a valid tuple"),
+        ("workers: [3]", "FILE, line 1: workers.0: Input should be a valid dictionary or instance of WorkerSettings"),
+        ("workers: [{slots: 3}]", "FILE, line 1: workers.0.url: Field required"),
+        ("workers: [{url: 'http://a', slots: 0}]", "FILE, line 1: workers.0.slots: Input should be greater than 0"),
+        ("policy: {name: fastest}", "FILE, line 1: policy.name: Input should be 'work', 'slack', "),
+        ("policy: {slack: [[4, 1], [2, 2]]}", "FILE, line 1: policy.slack: prompt sizes must ascend"),
+        ("policy: {slack: [[4, 1], [4, 2]]}", "FILE, line 1: policy.slack: prompt sizes must ascend"),
+        ("policy: {slack: [[4]]}", "FILE, line 1: policy.slack.0.1: Field required"),
+        ("timeouts: {first_byte: .inf}", "FILE, line 1: timeouts.first_byte: Input should be a finite number"),
+        ("timeouts: {first_byte: .nan}", "FILE, line 1: timeouts.first_byte: Input should be "),
+        ("timeouts: {drain_delay: .inf}", "FILE, line 1: timeouts.drain_delay: Input should be a finite number"),
+        ("timeouts: {queue: 0}", "FILE, line 1: timeouts.queue: Input should be greater than 0"),
+        ("retry: {attempts: 4}", "FILE, line 1: retry.attempts: Input should be less than or equal to 3"),
+        ("retry: {budget_share: 1.1}", "FILE, line 1: retry.budget_share: Input should be less than or equal to 1"),
+        ("sync: {redis_url: 'http://a'}", "FILE, line 1: sync.redis_url: must start with redis://, rediss://, "),
+        ("sync: {heartbeat_seconds: 3}", "FILE, line 1: sync: expire_seconds must be longer than heartbeat_seconds"),
+        (
+            "health: {eject_seconds: 61}",
+            "FILE, line 1: health: eject_max_seconds must not be shorter than eject_seconds",
+        ),
+        ("affinity: {max_blocks: 0}", "FILE, line 1: affinity.max_blocks: Input should be greater than 0"),
+        ("3: x", "FILE, line 1: 3: unknown setting"),
         ("null: x", "FILE: None: unknown setting"),
-        ("health: {3: x}", "FILE: health.3: Keys should be strings"),
+        ("health: {3: x}", "FILE, line 1: health.3: Keys should be strings"),
     ],
 )
 def test_one_problem(text: str, problem: str, write: Write) -> None:
@@ -287,6 +290,37 @@ def test_one_problem(text: str, problem: str, write: Write) -> None:
 def test_a_file_that_is_no_settings(text: str | bytes, problem: str, write: Write) -> None:
     (line,) = problems(write(text))
     assert line.startswith(problem)
+
+
+def test_the_line_is_that_of_the_setting_whatever_stands_around_it(write: Write) -> None:
+    file = write(
+        "# a comment\n"
+        "\n"
+        "base: &base\n"
+        "  fall: x\n"
+        "health:\n"
+        "  <<: *base\n"
+        "  rise: y\n"
+        "workers:\n"
+        "  - http://a\n"
+        "  - url: http://b\n"
+        "    slots: many\n"
+        "  - slots: 3\n"
+        "tenants:\n"
+        "  good: {}\n"
+        "  not good: {}\n"
+        "models: {m:\n"
+        "  {reuse: perhaps}}\n"
+    )
+    assert [line.split(": ")[:2] for line in problems(file)] == [
+        ["FILE, line 11", "workers.1.slots"],
+        ["FILE, line 12", "workers.2.url"],
+        ["FILE, line 4", "health.fall"],
+        ["FILE, line 7", "health.rise"],
+        ["FILE, line 17", "models.m.reuse"],
+        ["FILE, line 15", "tenants.not good"],
+        ["FILE, line 3", "base"],
+    ]
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
@@ -499,7 +533,7 @@ def test_a_worker_that_is_listed_twice_is_refused(urls: list[str]) -> None:
 
 def test_a_double_is_reported_beside_other_problems(write: Write) -> None:
     lines = problems(write("workers: ['http://a', 'http://a']\nport: x\n"))
-    assert lines[1:] == ["FILE: workers: listed twice: http://a:80"]
+    assert lines[1:] == ["FILE, line 1: workers: listed twice: http://a:80"]
 
 
 def test_the_same_host_may_serve_on_several_ports_and_paths() -> None:

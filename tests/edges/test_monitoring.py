@@ -13,7 +13,7 @@ import yaml
 
 from router.app import Router
 from router.settings import Settings
-from tests.shipped import CONFIG, ROOT, ROUTERS, SERVICES, WORKERS, optional, run
+from tests.shipped import CONFIG, ROOT, ROUTERS, SERVICES, WORKERS, needed, run
 
 ALERTS = CONFIG / "alerts.yml"
 RULES: list[dict[str, Any]] = yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]
@@ -83,12 +83,12 @@ def test_prometheus_scrapes_every_replica_and_worker() -> None:
 
 
 def test_promtool_accepts_the_configuration() -> None:
-    done = run(optional("promtool"), "check", "config", str(CONFIG / "prometheus.yml"))
+    done = run(needed("promtool"), "check", "config", str(CONFIG / "prometheus.yml"))
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_alerts_fire_when_they_should() -> None:
-    done = run(optional("promtool"), "test", "rules", str(ROOT / "tests" / "data" / "alerts_test.yml"))
+    done = run(needed("promtool"), "test", "rules", str(ROOT / "tests" / "data" / "alerts_test.yml"))
     assert done.returncode == 0, done.stdout + done.stderr
 
 

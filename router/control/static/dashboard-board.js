@@ -22,10 +22,10 @@ function showTiles(state) {
   const { saved_seconds: saved, tokens_per_second: speed } = state.prefill;
   text("saved", known(saved) ? age(saved) : "–");
   text("saved-of", known(speed) ? `of engine time, at ${short(speed)} tokens a second` : "no engine has told yet");
-  const { predicted_tokens: predicted, reported_tokens: reported, verdicts } = state.recent_hits;
-  text("true", percent(Math.min(reported, predicted), predicted));
+  const { predicted_tokens: predicted, confirmed_tokens: confirmed, verdicts } = state.recent_hits;
+  text("true", percent(confirmed, predicted));
   const judged = ["confirmed", "fell_short", "better"].filter((name) => verdicts[name]).map((name) => `${count(verdicts[name])} ${words(name)}`);
-  text("true-of", judged.length ? `of cached tokens; answers: ${judged.join(", ")}` : `${count(verdicts.unknown)} answers without a report`);
+  text("true-of", judged.length ? `of cached tokens; ${judged.join(", ")}` : `${count(verdicts.unknown)} answers without a report`);
 }
 function showFleet(state) {
   const tone = (worker) => worker.draining ? "warn" : worker.state === "ready" ? "good" : worker.state === "unready" || worker.state === "ejected" ? "bad" : "warn";

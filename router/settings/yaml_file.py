@@ -1,0 +1,83 @@
+"""The settings file: what stands in it, and in which line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from router.errors import SettingsError
+
+
+@dataclass(frozen=True, slots=True)
+class YamlFile:
+    """The file's mapping; `root` is the tree that it was read from."""
+
+    path: Path
+    content: dict[str, Any]
+    root: yaml.Node | None
+
+    def line(self, location: Iterable[int | str]) -> int | None:
+        """The line, from 1, in which the setting stands, or the group that it is missing from."""
+        found = None
+        node = self.root
+        for part in location:
+            inside = _inside(node, part)
+            if inside is None:
+                break
+            found, node = inside
+        return found
+
+
+def read_yaml(path: Path) -> YamlFile:
+    """Read the file; raises SettingsError, which shows nothing of what stands in it but names."""
+    try:
+        loader = _Loader(path.read_text(encoding="utf-8"))
+        try:
+            root = loader.get_single_node()
+            content = loader.construct_document(root) if root is not None else None
+        finally:
+            loader.dispose()
+    except OSError as error:
+        raise SettingsError([f"{path}: {error.strerror}"]) from None
+    except yaml.MarkedYAMLError as error:
+        # Its own text quotes the line, which may hold a key.
+        mark = error.problem_mark
+        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise SettingsError([f"{path}{place}: {error.problem}"]) from None
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError):
+        raise SettingsError([f"{path}: not a YAML file in UTF-8"]) from None
+    if content is None:
+        return YamlFile(path, {}, None)
+    if not isinstance(content, dict):
+        raise SettingsError([f"{path}: expected a mapping of settings"])
+    return YamlFile(path, {str(key): value for key, value in content.items()}, root)
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that stands twice in a mapping, where YAML would let the last one win in silence."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    raise yaml.MarkedYAMLError(problem=f"{key.value} stands twice", problem_mark=key.start_mark)
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _inside(node: yaml.Node | None, part: int | str) -> tuple[int, yaml.Node] | None:
+    """The line of an element of a node, and the element."""
+    if isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+        element: yaml.Node = node.value[part]
+        return element.start_mark.line + 1, element
+    if isinstance(node, yaml.MappingNode):
+        # What a merge brought in stands before what overrides it.
+        for key, value in reversed(node.value):
+            if isinstance(key, yaml.ScalarNode) and key.value == str(part):
+                return key.start_mark.line + 1, value
+    return None
