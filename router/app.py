@@ -119,6 +119,7 @@ class Router:
             self.is_draining,
             clock,
             self.sender[:8],
+            self.verdicts.ledger_of,
         )
         self.control = create_control(context)
         self.siblings = Siblings(member, self.control) if member else None

@@ -14,6 +14,8 @@ STRIKES = 3
 # Of what was predicted, less than this was there: the prefix is gone, and has not only lost its end.
 GONE = 0.5
 AGES = 64
+# A cache that seems to be emptied again so soon is one that holds less than it is taken to hold.
+AGAIN_SECONDS = 600.0
 # Of these causes none explains a loss other than by a cache that was emptied.
 _UNEXPLAINED = frozenset({Cause.NOT_RESIDENT, Cause.EXPIRED, Cause.UNKNOWN})
 
@@ -24,6 +26,7 @@ class Ledger:
     __slots__ = (
         "_ages",
         "_confirmed",
+        "_emptied",
         "_first",
         "_predicted",
         "_reported",
@@ -45,6 +48,7 @@ class Ledger:
         self._works = False
         self._strikes = 0
         self._first = 0.0
+        self._emptied = float("-inf")
 
     @property
     def precision(self) -> float | None:
@@ -103,6 +107,12 @@ class Ledger:
             self._first = sent
         self._strikes += 1
         return self._first if self._strikes >= STRIKES else None
+
+    def emptied(self, now: float) -> bool:
+        """Such evidence is here: whether to believe it, since no cache is emptied all the time."""
+        before, self._emptied = self._emptied, now
+        self._strikes = 0
+        return now - before >= AGAIN_SECONDS
 
     def _add(self, predicted: int, reported: int) -> None:
         self._predicted = self._predicted * KEEP + predicted

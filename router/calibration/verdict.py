@@ -7,8 +7,13 @@ from dataclasses import dataclass
 
 # Estimates are this far off before a difference says anything about the cache, as a share of the prompt.
 TOLERANCE = 0.03
-# Since its last use a worker has used this share of what its cache holds: an entry may well have been pushed out.
-PRESSURE = 0.1
+# Once its worker has used this share of what its cache holds after an entry, the entry may well have been pushed out.
+# States go long before tokens; where nobody knows what a cache holds, so many prompts of the same length have to do.
+PRESSURE = 0.5
+STATEFUL_PRESSURE = 0.1
+PRESSURE_PROMPTS = 4
+# What no engine lets go by age alone.
+EXPIRY_SECONDS = 60.0
 
 
 @dataclass(slots=True)
@@ -120,14 +125,16 @@ def cause_of(belief: Belief, now: Circumstances, prompt_tokens: int) -> Cause:
         return Cause.UNKNOWN
     if now.proven_age is not None and now.age <= now.proven_age:
         return Cause.NOT_RESIDENT
-    return Cause.EVICTED if _under_pressure(now, prompt_tokens) else Cause.EXPIRED
+    if _under_pressure(now, prompt_tokens):
+        return Cause.EVICTED
+    return Cause.EXPIRED if now.age > EXPIRY_SECONDS else Cause.NOT_RESIDENT
 
 
 def _under_pressure(now: Circumstances, prompt_tokens: int) -> bool:
     """Whether what was used since then explains that an entry is gone."""
-    if now.stateful or now.capacity is None:
-        return now.since >= prompt_tokens
-    return now.since >= PRESSURE * now.capacity
+    if now.capacity is None:
+        return now.since >= PRESSURE_PROMPTS * prompt_tokens
+    return now.since >= (STATEFUL_PRESSURE if now.stateful else PRESSURE) * now.capacity
 
 
 def _allowed(unit: int, usage: Usage) -> int:

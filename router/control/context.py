@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from router.affinity import AffinityMap
+from router.calibration import Ledger
 from router.decisions import DecisionRing
 from router.metrics import Metrics
 from router.settings import Settings
-from router.workers.registry import Registry
+from router.workers.registry import Registry, Worker
 from router.workers.selection import Selector
 
 
@@ -62,3 +63,5 @@ class ControlContext:
     clock: Callable[[], float]
     # Behind a balancer, one page may be answered by several replicas in turn: each says which it is.
     replica: str = field(default_factory=lambda: secrets.token_hex(4))
+    # Each worker's account of predicted hits.
+    ledger_of: Callable[[Worker], Ledger] = field(default=lambda worker: Ledger())

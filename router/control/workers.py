@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
+from router.calibration import Ledger
 from router.control.context import ControlContext
 from router.control.doors import Doors
 from router.control.exchange import ADMIN_BODY_BYTES, answer, read_body
@@ -97,11 +98,21 @@ def describe(context: ControlContext, worker: Worker) -> dict[str, Any]:
             "hit_unit": profile.unit,
             "floor_tokens": profile.floor_tokens,
             "capacity_tokens": profile.capacity_tokens,
+            # The same, corrected by what came true.
+            "learned_capacity_tokens": context.ledger_of(worker).capacity.tokens,
         },
+        "hits": _hits(context.ledger_of(worker)),
         "blocks": context.index.blocks_of(worker.id),
         "ejections": worker.ejections,
         "engine": {"running": facts.running, "waiting": facts.waiting},
     }
+
+
+def _hits(ledger: Ledger) -> dict[str, Any]:
+    """Answers by verdict since the start, and how good the predictions were of late; shares of tokens."""
+    shares = {"precision": ledger.precision, "recall": ledger.recall}
+    counts = {verdict.value: count for verdict, count in ledger.counts.items()}
+    return {**counts, **{name: None if share is None else round(share, 4) for name, share in shares.items()}}
 
 
 def _read(body: bytes) -> WorkerSettings:

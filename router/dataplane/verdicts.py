@@ -38,6 +38,8 @@ log = logging.getLogger("router")
 
 # Uses since the first sign of an emptied cache that are carried over into its new epoch, in blocks.
 CARRIED_BLOCKS = 20_000
+# Of what was used since an entry, no more is counted.
+MOST_BLOCKS_SINCE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,16 +174,18 @@ class Verdicts:
         emptied = ledger.was_missing(cause, belief.predicted, reported, sent)
         if not self._correct:
             return
-        if answered.prior is not None and not belief.tentative and cause not in (Cause.BELOW_BLOCK_FLOOR,):
+        if answered.prior is not None and _is_gone(cause, answered.profile):
             # The answer has brought the prompt itself back; what lay behind it in other branches is gone.
             self._index.disprove(answered.prior)
-        if emptied is not None:
+        if emptied is not None and ledger.emptied(sent):
             self._forget(worker, account, emptied)
+        elif emptied is not None and belief.used is not None:
+            ledger.capacity.fell_short(self._since(worker, answered), belief.predicted, answered.prompt_tokens)
+            self._apply_capacity(worker, account, answered.model)
 
     def _cause(self, worker: Worker, account: Account, answered: Answered, sent: float) -> Cause:
         used = answered.belief.used
         profile = answered.profile
-        most = 1 << 20
         circumstances = Circumstances(
             same_life=answered.epoch == worker.epoch or account.emptied_at == worker.epoch,
             enabled=profile.enabled,
@@ -189,7 +193,7 @@ class Verdicts:
             emptied=answered.epoch != worker.epoch and account.emptied_at == worker.epoch,
             age=None if used is None else sent - used,
             proven_age=account.ledger.proven_age,
-            since=0 if used is None else self._tokens(self._index.blocks_since(worker.id, used, most), answered.model),
+            since=self._since(worker, answered),
             capacity=account.ledger.capacity.tokens,
         )
         return cause_of(answered.belief, circumstances, answered.prompt_tokens)
@@ -240,6 +244,14 @@ class Verdicts:
     def _removed(self, worker: Worker) -> None:
         self._accounts.pop(worker.id, None)
 
+    def _since(self, worker: Worker, answered: Answered) -> int:
+        """Tokens that the worker has used after the entry, this prompt's own left out."""
+        used = answered.belief.used
+        if used is None:
+            return 0
+        since = self._tokens(self._index.blocks_since(worker.id, used, MOST_BLOCKS_SINCE), answered.model)
+        return max(0, since - answered.prompt_tokens)
+
     # -- helpers -------------------------------------------------------------------------------------------
 
     def _account(self, worker: Worker) -> Account:
@@ -265,6 +277,13 @@ class Verdicts:
     def _shares(self, of: Callable[[Ledger], float | None]) -> Iterable[Sample]:
         found = ((name, of(account.ledger)) for name, account in self._accounts.items())
         return [((name,), value) for name, value in found if value is not None]
+
+
+def _is_gone(cause: Cause, profile: CacheProfile) -> bool:
+    """Whether what lay behind a missing part must be missing too; not so where a cache of states kept none there."""
+    if cause in (Cause.EVICTED, Cause.EXPIRED):
+        return True
+    return cause is Cause.NOT_RESIDENT and profile.rule is Rule.BLOCKS
 
 
 def _belief(placement: Placement, tokens: int) -> Belief:

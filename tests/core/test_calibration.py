@@ -25,7 +25,7 @@ from router.calibration import (
 )
 from router.calibration.capacity import LEAST_TOKENS, MOST
 from router.calibration.counters import LEAST_TOKENS as LEAST_PREDICTED
-from router.calibration.ledger import STRIKES
+from router.calibration.ledger import AGAIN_SECONDS, STRIKES
 
 HIT = Belief(credited=6_000, predicted=6_000, step=128, used=100.0)
 TOKENS = st.integers(0, 100_000)
@@ -93,13 +93,15 @@ OLD = replace(RECENT, age=600.0)
         (HIT, RECENT, Cause.NOT_RESIDENT),
         (HIT, replace(RECENT, since=90_000), Cause.NOT_RESIDENT),  # older ones were there
         (HIT, replace(OLD, since=90_000), Cause.EVICTED),
-        (HIT, replace(OLD, since=10_000), Cause.EVICTED),
-        (HIT, replace(OLD, since=9_000), Cause.EXPIRED),
-        (HIT, replace(OLD, since=9_000, stateful=True), Cause.EVICTED),
-        (HIT, replace(OLD, since=3_000, stateful=True), Cause.EXPIRED),
-        (HIT, replace(OLD, since=9_000, capacity=None), Cause.EVICTED),
-        (HIT, replace(OLD, since=3_000, capacity=None), Cause.EXPIRED),
+        (HIT, replace(OLD, since=50_000), Cause.EVICTED),
+        (HIT, replace(OLD, since=49_000), Cause.EXPIRED),
+        (HIT, replace(OLD, since=10_000, stateful=True), Cause.EVICTED),
+        (HIT, replace(OLD, since=9_000, stateful=True), Cause.EXPIRED),
+        (HIT, replace(OLD, since=28_000, capacity=None), Cause.EVICTED),
+        (HIT, replace(OLD, since=27_000, capacity=None), Cause.EXPIRED),
         (HIT, replace(RECENT, since=90_000, proven_age=None), Cause.EVICTED),
+        (HIT, replace(RECENT, proven_age=None), Cause.NOT_RESIDENT),
+        (HIT, replace(RECENT, proven_age=0.1), Cause.NOT_RESIDENT),  # no engine lets go so soon
     ],
 )
 def test_the_surest_cause_is_named(belief: Belief, now: Circumstances, cause: Cause) -> None:
@@ -168,6 +170,16 @@ def test_failures_with_an_explanation_say_nothing(cause: Cause) -> None:
 def test_a_cache_of_which_half_is_there_or_that_never_worked_was_not_emptied() -> None:
     assert emptied(working(), 10, reported=3_000) is None
     assert emptied(Ledger(), 10) is None
+
+
+def test_a_cache_that_seems_emptied_again_and_again_is_only_small() -> None:
+    ledger = working()
+    assert emptied(ledger, STRIKES) is not None
+    assert ledger.emptied(2_000.0)
+    assert emptied(ledger, STRIKES) is not None
+    assert not ledger.emptied(2_000.0 + AGAIN_SECONDS - 1)
+    assert emptied(ledger, 1) is None
+    assert ledger.emptied(2_000.0 + 2 * AGAIN_SECONDS)
 
 
 def test_counters_can_say_that_a_cache_works() -> None:
