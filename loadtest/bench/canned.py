@@ -13,6 +13,8 @@ CHECKED = 160  # bytes at the beginning that tell conversations apart and are th
 TOKEN_WIDTH = 6  # a token id of five digits and a comma
 MOST_TOKENS = 400_000
 BYTES_PER_TOKEN = 4
+TOKENS_PER_BLOCK = 16
+ENVELOPE_BYTES = 100  # of a body, beside its messages
 
 _MAX_TOKENS = re.compile(rb'"max_(?:completion_)?tokens": ?(\d+)')
 _TOKENS = b"".join(b"%d," % (10_000 + (7919 * n) % 90_000) for n in range(4096)) * (MOST_TOKENS // 4096 + 1)
@@ -92,10 +94,11 @@ def fixed_answers(started: float) -> dict[bytes, bytes]:
     }
 
 
-def chat_answer(size: int) -> bytes:
-    """The answer to a request whose body has this many bytes."""
+def chat_answer(size: int, held: int) -> bytes:
+    """The answer to a request whose body has this many bytes, so many of which an engine would hold from before."""
     tokens = max(1, size // BYTES_PER_TOKEN)
-    return whole(b"200 OK", _CHAT % (tokens, tokens + 16, tokens // 16 * 12))
+    cached = max(0, min(held, size) - ENVELOPE_BYTES) // BYTES_PER_TOKEN // TOKENS_PER_BLOCK * TOKENS_PER_BLOCK
+    return whole(b"200 OK", _CHAT % (tokens, tokens + 16, cached))
 
 
 def stream_chunks(start: bytes, end: bytes) -> int:

@@ -24,6 +24,7 @@ from loadtest.bench.canned import MARGIN
 PACE_SECONDS = 0.05
 BUFFER_BYTES = 512 * 1024
 HEAD_BYTES = 64 * 1024
+MOST_CONVERSATIONS = 10_000
 CHAT = b"/v1/chat/completions"
 TOKENIZE = b"/tokenize"
 
@@ -36,8 +37,11 @@ NO_CHUNKS = canned.refusal(411, b"Length Required", b"BadRequestError")
 class WorkerProtocol(asyncio.BufferedProtocol):
     """One connection: a request at a time, answered as soon as its last byte is here."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, fixed: dict[bytes, bytes], buffer: bytearray) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, fixed: dict[bytes, bytes], buffer: bytearray, seen: dict[bytes, int]
+    ) -> None:
         self._loop = loop
+        self._seen = seen
         self._fixed = fixed
         self._buffer = buffer
         self._view = memoryview(buffer)
@@ -117,7 +121,7 @@ class WorkerProtocol(asyncio.BufferedProtocol):
             if self._left:
                 self._begin_stream()
                 return
-            answer = canned.chat_answer(self._length)
+            answer = canned.chat_answer(self._length, self._held())
         elif path == TOKENIZE:
             answer = canned.tokenize_answer(self._start, self._length)
         else:
@@ -125,6 +129,15 @@ class WorkerProtocol(asyncio.BufferedProtocol):
         self._transport.write(answer)
         if self._close:
             self._transport.close()
+
+    def _held(self) -> int:
+        """Bytes of the conversation's last turn, which an engine would still hold."""
+        name = self._start[: canned.CHECKED]
+        held = self._seen.get(name, 0)
+        if len(self._seen) >= MOST_CONVERSATIONS:
+            self._seen.clear()
+        self._seen[name] = self._length
+        return held if held < self._length else 0
 
     # -- paced streams -------------------------------------------------------------------------------------
 
@@ -145,6 +158,11 @@ class WorkerProtocol(asyncio.BufferedProtocol):
         self._timer = self._loop.call_at(self._due, self._next_chunk)
 
 
+async def _listen(loop: asyncio.AbstractEventLoop, fixed: dict[bytes, bytes], buffer: bytearray) -> asyncio.Server:
+    seen: dict[bytes, int] = {}  # by a conversation's beginning, the length of its last turn
+    return await loop.create_server(lambda: WorkerProtocol(loop, fixed, buffer, seen), "127.0.0.1", 0, backlog=2048)
+
+
 async def serve(count: int) -> None:
     """Serve until SIGTERM or SIGINT."""
     loop = asyncio.get_running_loop()
@@ -153,10 +171,7 @@ async def serve(count: int) -> None:
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
-    servers = [
-        await loop.create_server(lambda: WorkerProtocol(loop, fixed, buffer), "127.0.0.1", 0, backlog=2048)
-        for _ in range(count)
-    ]
+    servers = [await _listen(loop, fixed, buffer) for _ in range(count)]
     for server in servers:
         address: tuple[str, Any] = server.sockets[0].getsockname()
         print(f"listening http://127.0.0.1:{address[1]}", flush=True)

@@ -58,12 +58,12 @@ class Client:
 
     __slots__ = (
         "_budget",
-        "_chunked",
         "_connection",
         "_head",
         "_held",
         "_pieces",
         "_size",
+        "chunked",
         "disconnected",
         "expects",
         "fields",
@@ -129,7 +129,7 @@ class Client:
         self._size = 0
         self._held = 0
         self._head: bytes | None = None
-        self._chunked = False
+        self.chunked = False
 
     @property
     def response_started(self) -> bool:
@@ -203,7 +203,7 @@ class Client:
         elif self.version_10:
             self.keep_alive = False
         else:
-            self._chunked = True
+            self.chunked = True
             parts.append(b"transfer-encoding: chunked\r\n")
         if not self.keep_alive:
             parts.append(b"connection: close\r\n")
@@ -228,7 +228,7 @@ class Client:
         """Send bytes of the answer; without `more` they are the last ones."""
         if self.gone:
             return
-        if self._chunked:
+        if self.chunked:
             if data:
                 data = b"%x\r\n%b\r\n" % (len(data), data)
             if not more:
@@ -239,6 +239,11 @@ class Client:
             self._connection.transport.write(data)
         if not more:
             self._finish()
+
+    def write_chunk(self, data: bytes) -> None:
+        """Send a chunk that is framed already; the answer is `chunked`, and its head has gone out."""
+        if not self.gone:
+            self._connection.transport.write(data)
 
     def answer_error(self, error: RouterError) -> None:
         """A whole answer that says what went wrong."""

@@ -67,6 +67,21 @@ class Passage:
             return False
         return not client.paused
 
+    def take_chunk(self, data: bytes, start: int) -> bool:
+        """Pass a chunk on as it is, where the client gets chunks too."""
+        client = self._client
+        if self._unseen or not client.chunked:
+            return self.take(data[start:-2])
+        try:
+            self.placement.worker.last_served = self._clock()
+            if self.tap is not None:
+                self.tap.feed(data[start:-2])
+            client.write_chunk(data)
+        except Exception as fault:
+            self._fail(fault)
+            return False
+        return not client.paused
+
     def end(self, data: bytes, error: RouterError | None) -> None:
         """Pass the last piece on, and the end."""
         if self.over:

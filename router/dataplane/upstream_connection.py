@@ -35,6 +35,9 @@ class Sink(Protocol):
     def take(self, data: bytes) -> bool:
         """More of the body, at least a byte; False when nothing more may be read until `resume` is called."""
 
+    def take_chunk(self, data: bytes, start: int) -> bool:
+        """The same for a chunk of the chunked coding as it came, framing and all; its body is `data[start:-2]`."""
+
     def end(self, data: bytes, error: errors.RouterError | None) -> None:
         """The end, once, with what is left of the body before it; the error says why it is not a clean one."""
 
@@ -316,6 +319,13 @@ class UpstreamConnection(asyncio.Protocol):
                 self.abort()
             return
         parser = self._parser
+        sink = response.sink
+        if sink is not None and (start := parser.plain_chunk(data)):
+            if sink.take_chunk(data, start):
+                self.deadline = self._loop.time() + self._limits.idle_seconds
+            elif self._response is response:
+                self._pause()
+            return
         try:
             parser.feed(data)
         except errors.UpstreamProtocolError as error:
@@ -324,8 +334,8 @@ class UpstreamConnection(asyncio.Protocol):
         if parser.done:
             self._complete(response)
         elif parser.buffered:
-            if response.sink is not None:
-                self._pour(response, response.sink)
+            if sink is not None:
+                self._pour(response, sink)
                 return
             if not response.status:
                 response.show_head(parser)

@@ -66,9 +66,11 @@ def ends(body: bytes) -> tuple[bytes, bytes]:
 
 
 def test_a_chat_answer_reports_usage_that_fits_the_body() -> None:
-    usage = content(canned.chat_answer(8192))["usage"]
-    assert usage["prompt_tokens"] == 2048
-    assert usage["prompt_tokens_details"]["cached_tokens"] <= 2048
+    usage = content(canned.chat_answer(8192, 0))["usage"]
+    assert (usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]) == (2048, 0)
+    usage = content(canned.chat_answer(8192, 4096))["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] == (4096 - 100) // 4 // 16 * 16
+    assert content(canned.chat_answer(64, 32))["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
 def test_only_a_streaming_body_gets_chunks() -> None:

@@ -64,6 +64,61 @@ def test_any_body_arrives_intact(body: list[bytes], points: list[int], chunked: 
     assert (outcome.end, outcome.body, outcome.reusable) == ("complete", content, True)
 
 
+CHUNKS = st.lists(st.binary(min_size=1, max_size=300), min_size=1, max_size=8)
+
+
+@settings(max_examples=500, deadline=None)
+@given(body=CHUNKS, edits=EDITS, at=st.integers(0, 10), points=st.lists(st.integers(0, 900), max_size=3))
+def test_whole_chunks_past_the_engine_change_nothing(
+    body: list[bytes], edits: list[tuple[str, int, bytes]], at: int, points: list[int]
+) -> None:
+    pieces = [CHUNKED, *(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in body), b"0\r\n\r\n"]
+    pieces[at % len(pieces)] = edited(pieces[at % len(pieces)], edits)
+    whole = b"".join(pieces)
+    pieces = [piece for piece in pieces if piece] if not points else cut(whole, [p for p in points if p < len(whole)])
+    assert read_answer(pieces, plain=True) == read_answer(pieces)
+
+
+@by_name
+def test_every_split_point_with_whole_chunks_past_the_engine(case: Case) -> None:
+    for at in range(1, len(case.data)):
+        pieces = [case.data[:at], case.data[at:]]
+        assert read_answer(pieces, method=case.method, plain=True) == case.expected, at
+
+
+def test_a_whole_chunk_is_known_only_between_two_chunks() -> None:
+    chunk = b"5\r\nhello\r\n"
+    parser = ResponseParser(UpstreamLimits())
+    assert parser.plain_chunk(chunk) == 0
+    parser.feed(CHUNKED)
+    assert parser.plain_chunk(chunk) == 0  # the engine has not seen that it is in a chunked body
+    parser.feed(chunk)
+    assert (parser.plain_chunk(chunk), parser.plain_chunk(chunk)) == (3, 3)
+    parser.feed(chunk[:4])
+    assert parser.plain_chunk(chunk) == 0
+    parser.feed(chunk[4:])
+    assert parser.plain_chunk(b"10\r\n" + b"\r\n" * 8 + b"\r\n") == 4
+    parser.feed(b"5\r\n")
+    assert parser.plain_chunk(chunk) == 0
+    parser.feed(chunk[3:] + b"0\r\n\r\n")
+    assert parser.done
+    assert b"".join(parser.pieces) == b"hello" * 3
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(b"0\r\n\r\n", b"05\r\nhello\r\n", b"A\r\n0123456789\r\n", b"5 \r\nhello\r\n", b"5;a\r\nhello\r\n"),
+        *(b"+5\r\nhello\r\n", b"0x5\r\nhello\r\n", b"1_0\r\n0123456789abcdef\r\n", b"5\r\nhello\r\n" * 2),
+        *(b"4\r\nhello\r\n", b"6\r\nhello\r\n", b"5\nhello\r\n", b"\r\n", b"5\r\nhello\r", b"5\r\n\r\n"),
+    ],
+)
+def test_anything_but_one_plain_chunk_is_fed(data: bytes) -> None:
+    parser = ResponseParser(UpstreamLimits())
+    parser.feed(CHUNKED + b"5\r\nhello\r\n")
+    assert parser.plain_chunk(data) == 0
+
+
 @given(data=st.binary(max_size=200), at=st.integers(0, 200))
 def test_junk_never_escapes_as_another_error(data: bytes, at: int) -> None:
     assert read_answer(cut(data, [min(at, len(data))])).end in {"refused", "truncated", "complete"}

@@ -31,8 +31,13 @@ class Outcome:
     reusable: bool = False
 
 
-def read_answer(pieces: Iterable[bytes], *, method: bytes = b"POST", limits: UpstreamLimits = DEFAULTS) -> Outcome:
-    """What the parser makes of these pieces followed by the end of the connection."""
+def read_answer(
+    pieces: Iterable[bytes], *, method: bytes = b"POST", limits: UpstreamLimits = DEFAULTS, plain: bool = False
+) -> Outcome:
+    """What the parser makes of these pieces followed by the end of the connection.
+
+    With `plain` whole chunks are taken past the engine, as a connection does that has a sink.
+    """
     parser = ResponseParser(limits)
     parser.start(bodyless=method == b"HEAD")
     surplus = False
@@ -40,6 +45,9 @@ def read_answer(pieces: Iterable[bytes], *, method: bytes = b"POST", limits: Ups
         if parser.done:
             # The connection takes any byte behind an answer as surplus; inside one piece a blank line is not seen.
             surplus = surplus or bool(piece.strip(b"\r\n"))
+            continue
+        if plain and (start := parser.plain_chunk(piece)):
+            parser.pieces.append(piece[start:-2])
             continue
         try:
             parser.feed(piece)
