@@ -45,6 +45,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         from router.replay import main as replay
 
         return replay(arguments[1:])
+    if arguments[:1] == ["top"]:
+        from router.terminal.top import main as top
+
+        return top(arguments[1:])
+    if arguments[:1] == ["explain"]:
+        from router.terminal.explain import main as explain
+
+        return explain(arguments[1:])
     parsed = _parser().parse_args(arguments)
     try:
         settings = load(parsed.config, _flags(parsed), FLAGS)
@@ -119,6 +127,8 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("doctor", help="whether live workers' caches can help, and what to change", add_help=False)
     commands.add_parser("fit", help="what a model's cache can reuse, from its config.json", add_help=False)
     commands.add_parser("replay", help="a trace through the policies, against modelled workers", add_help=False)
+    commands.add_parser("top", help="the fleet in a terminal, live", add_help=False)
+    commands.add_parser("explain", help="what would become of a request, and why", add_help=False)
     return parser
 
 

@@ -36,6 +36,7 @@ from router.routes import ROUTES
 from router.settings import CacheSettings, Group, ModelSettings, Settings, TenantSettings, WorkerSettings, load
 from router.sync import DROP_CAUSES, MAX_PEERS
 from router.sync_codec import KINDS, MAX_DELTAS, MAX_MESSAGE, MAX_ROWS
+from router.terminal import explain, top
 from router.workers.health import State
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -305,6 +306,8 @@ def parsers() -> dict[str, argparse.ArgumentParser]:
         "doctor": doctor.parser(),
         "fit": report._parser(),
         "replay": command._parser(),
+        "top": top.parser(),
+        "explain": explain.parser(),
     }
 
 

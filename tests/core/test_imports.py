@@ -37,6 +37,7 @@ FLOORS = {
     "calibration": 4,
     "decisions": 4,
     "decision_file": 5,
+    "terminal": 5,
     "workers": 5,
     "dataplane": 6,
     "sync_places": 3,
