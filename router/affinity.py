@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from router.hashing import BLOCK_BYTES, WIDTH_MASK
+from router.hashing import BLOCK_BYTES, WIDTH_MASK, weight_of
 from router.holdings import Holdings, Lineage, reach, unproven
 from router.touches import Export, Fronts, LastUse, Owner, Touch, Use, distinct
 
@@ -228,15 +228,16 @@ class AffinityMap:
         touch = self._holdings.touch_of(owner, block) if owner is not None else None
         return LastUse(touch, touch.used, touch.tentative) if touch is not None else None
 
-    def blocks_since(self, worker: str, used: float, most: int) -> int:
-        """How many blocks a worker has used later than that; stops counting at `most`."""
+    def bytes_since(self, worker: str, used: float, most: int) -> int:
+        """The bytes that blocks stand for which the worker used later than that; looks at `most` blocks or so."""
         owner = self._owners.get(worker)
         touch = owner.newest if owner is not None else None
-        blocks = 0
-        while touch is not None and touch.used > used and blocks < most:
-            blocks += len(touch.blocks)
+        size = 0
+        while touch is not None and touch.used > used and most > 0:
+            size += sum(map(weight_of, touch.blocks))
+            most -= len(touch.blocks)
             touch = touch.earlier
-        return blocks
+        return size
 
     def disprove(self, use: LastUse) -> None:
         """Forget what was not used since that use: its worker was found not to hold what came before that."""

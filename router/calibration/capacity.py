@@ -41,8 +41,12 @@ class Capacity:
             self._grow(min(1.0, more / max(1, prompt_tokens)))
 
     def confirmed(self, shadow: int, *, oldest_half: bool) -> None:
-        """A hit came true; `oldest_half`: of an entry that would have been among the next to be dropped here."""
-        if self.tokens is not None and oldest_half and shadow >= FULL * self.tokens:
+        """A hit came true; `oldest_half`: of an entry that would have been among the next to be dropped here.
+
+        It lets a claim grow back, and not beyond what the worker declares.
+        """
+        below = self.declared is None or (self.tokens is not None and self.tokens < self.declared)
+        if self.tokens is not None and below and oldest_half and shadow >= FULL * self.tokens:
             self._grow(CONFIRMED_ERROR)
 
     def _held(self, shadow: int) -> int:

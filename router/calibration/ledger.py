@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
-
 from router.calibration.capacity import Capacity
 from router.calibration.verdict import Cause, Verdict
 
@@ -13,10 +11,13 @@ KEEP = 0.99
 STRIKES = 3
 # Of what was predicted, less than this was there: the prefix is gone, and has not only lost its end.
 GONE = 0.5
-AGES = 64
+# What was proven is believed a little less with every further hit; a hit is looked at closely only near the record.
+FADE = 0.99
+NEAR = 0.8
 # A cache that seems to be emptied again so soon is one that holds less than it is taken to hold.
 AGAIN_SECONDS = 600.0
 # Of these causes none explains a loss other than by a cache that was emptied.
+_LOST = frozenset({Cause.NOT_RESIDENT, Cause.EVICTED, Cause.EXPIRED})
 _UNEXPLAINED = frozenset({Cause.NOT_RESIDENT, Cause.EXPIRED, Cause.UNKNOWN})
 
 
@@ -24,7 +25,6 @@ class Ledger:
     """Counts of verdicts, recent sums of tokens, and the evidence that a cache is empty; times in seconds."""
 
     __slots__ = (
-        "_ages",
         "_confirmed",
         "_emptied",
         "_first",
@@ -35,6 +35,8 @@ class Ledger:
         "capacity",
         "counts",
         "epoch",
+        "proven_age",
+        "proven_since",
     )
 
     def __init__(self) -> None:
@@ -42,8 +44,9 @@ class Ledger:
         self.capacity = Capacity()
         self.epoch = 0.0
         self._predicted = self._reported = self._confirmed = 0.0
-        # How old entries were that turned out to be there.
-        self._ages: deque[float] = deque(maxlen=AGES)
+        # The most seconds, and tokens used by the worker, after which an entry was still there, of late.
+        self.proven_age = 0.0
+        self.proven_since = 0
         # Hits have been seen in this life of the cache: one that never worked is not one that was emptied.
         self._works = False
         self._strikes = 0
@@ -60,15 +63,11 @@ class Ledger:
         """Share of the reported tokens that were predicted, of late; None if nothing was reported."""
         return self._confirmed / self._reported if self._reported > 0 else None
 
-    @property
-    def proven_age(self) -> float | None:
-        """The longest time after which an entry was still there, of late."""
-        return max(self._ages, default=None)
-
     def begin(self, epoch: float) -> None:
         """A new life of the worker's cache: what was learned of the last one does not count."""
         self.epoch = epoch
-        self._ages.clear()
+        self.proven_age = 0.0
+        self.proven_since = 0
         self._works = False
         self._strikes = 0
 
@@ -86,21 +85,31 @@ class Ledger:
         """The worker's counters agree with what was predicted."""
         self._works = True
 
-    def was_there(self, used: float | None, now: float) -> None:
-        """A hit came true, of an entry that was last used then."""
+    def was_there(self, used: float | None, now: float) -> bool:
+        """A hit came true, of an entry that was last used then; whether to find out how much was used since."""
         self._works = True
         if used is None:
-            return
-        self._ages.append(now - used)
+            return False
         if used < self._first:
             # It is older than the failures, so the cache was not emptied before them.
             self._strikes = 0
+        age = now - used
+        near = age >= NEAR * self.proven_age
+        self.proven_age = max(age, FADE * self.proven_age)
+        return near
 
-    def was_missing(self, cause: Cause, predicted: int, reported: int, sent: float) -> float | None:
-        """A hit fell short, of a request sent at `sent`.
+    def stayed(self, since: int) -> None:
+        """So many tokens were used after an entry that was still there."""
+        self.proven_since = max(since, int(FADE * self.proven_since))
+
+    def was_missing(self, cause: Cause, predicted: int, reported: int, sent: float, since: int = 0) -> float | None:
+        """A hit fell short, of a request sent at `sent`, and of an entry after which `since` tokens were used.
 
         Once it is clear that the worker's cache was emptied, returns the time before which nothing is there any more.
         """
+        if cause in _LOST:
+            # What stayed for longer may do so no more.
+            self.proven_since = min(self.proven_since, since)
         if cause not in _UNEXPLAINED or reported >= GONE * predicted or not self._works:
             return None
         if not self._strikes:

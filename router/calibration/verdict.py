@@ -41,8 +41,8 @@ class Cause(enum.StrEnum):
     CACHE_DISABLED = "cache_disabled"  # the worker says by now that it caches nothing
     BELOW_BLOCK_FLOOR = "below_block_floor"  # counted exactly, the prompt was too short to resume anything
     NOT_RESIDENT = "not_resident"  # used lately and not pushed out, yet not there
-    EVICTED = "evicted"  # older than what the worker is known to keep, and much was used since
-    EXPIRED = "expired"  # older than what the worker is known to keep, though little was used since
+    EVICTED = "evicted"  # more was used since than after anything that is known to have stayed
+    EXPIRED = "expired"  # older than anything that is known to have stayed, though little was used since
     UNKNOWN = "unknown"
 
 
@@ -67,9 +67,10 @@ class Belief:
 class Circumstances:
     """What else is known of the worker at the time of the answer.
 
-    `age` and `proven_age` are seconds: since the entry's last use, and the longest time after which an entry of this
-    worker still was there. `since` are the tokens that the worker has used after the entry, `capacity` those it holds.
-    `stateful` caches lose what they need of a prefix long before its tokens; `emptied`: that has just been found out.
+    `age` is seconds since the entry's last use (None if the map can't tell), `since` the tokens that the worker used
+    after it; `proven_age` and `proven_since` are the most after which an entry of this worker was still there, of late.
+    `capacity` is what the worker holds in tokens. `stateful` caches lose what they need of a prefix long before its
+    tokens; `emptied`: that has just been found out.
     """
 
     same_life: bool = True
@@ -77,8 +78,9 @@ class Circumstances:
     stateful: bool = False
     emptied: bool = False
     age: float | None = None
-    proven_age: float | None = None
     since: int = 0
+    proven_age: float = 0.0
+    proven_since: int = 0
     capacity: int | None = None
 
 
@@ -123,11 +125,9 @@ def cause_of(belief: Belief, now: Circumstances, prompt_tokens: int) -> Cause:
         return Cause.NOT_RESIDENT
     if now.age is None:
         return Cause.UNKNOWN
-    if now.proven_age is not None and now.age <= now.proven_age:
-        return Cause.NOT_RESIDENT
-    if _under_pressure(now, prompt_tokens):
+    if now.since > now.proven_since and _under_pressure(now, prompt_tokens):
         return Cause.EVICTED
-    return Cause.EXPIRED if now.age > EXPIRY_SECONDS else Cause.NOT_RESIDENT
+    return Cause.EXPIRED if now.age > max(EXPIRY_SECONDS, now.proven_age) else Cause.NOT_RESIDENT
 
 
 def _under_pressure(now: Circumstances, prompt_tokens: int) -> bool:

@@ -29,7 +29,6 @@ from router.calibration import (
     verdict_of,
 )
 from router.decisions import DecisionRecord
-from router.hashing import BLOCK_BYTES
 from router.metrics import Metrics, Sample
 from router.workers.registry import Registry, Worker
 from router.workers.selection import Placement, profile_of
@@ -38,8 +37,8 @@ log = logging.getLogger("router")
 
 # Uses since the first sign of an emptied cache that are carried over into its new epoch, in blocks.
 CARRIED_BLOCKS = 20_000
-# Of what was used since an entry, no more is counted.
-MOST_BLOCKS_SINCE = 1 << 20
+# Of what was used since an entry, no more is looked at.
+BLOCKS_SINCE = 50_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,17 +151,18 @@ class Verdicts:
             return
         if answered.epoch != worker.epoch:
             return
-        if belief.predicted:
-            ledger.was_there(belief.used, sent)
+        if belief.predicted and ledger.was_there(belief.used, sent):
+            ledger.stayed(self._since(worker, answered))
         shadow = self._shadow(worker, answered.model)
         if verdict is Verdict.BETTER:
             ledger.capacity.exceeded(shadow, reported - belief.predicted, answered.prompt_tokens)
         else:
             ledger.capacity.confirmed(shadow, oldest_half=self._in_oldest_half(worker, belief.used, sent))
-        self._apply_capacity(worker, account, answered.model)
+        self._apply_capacity(worker, account)
 
     def _fell_short(self, worker: Worker, account: Account, answered: Answered, reported: int, sent: float) -> None:
-        cause = self._cause(worker, account, answered, sent)
+        since = self._since(worker, answered)
+        cause = self._cause(worker, account, answered, sent, since)
         self._metrics.fallbacks.inc((answered.model, worker.id, cause.value))
         if answered.epoch != worker.epoch:
             return
@@ -170,8 +170,8 @@ class Verdicts:
         if cause is Cause.EVICTED:
             shadow = self._shadow(worker, answered.model)
             ledger.capacity.fell_short(shadow, belief.predicted - reported, answered.prompt_tokens)
-            self._apply_capacity(worker, account, answered.model)
-        emptied = ledger.was_missing(cause, belief.predicted, reported, sent)
+            self._apply_capacity(worker, account)
+        emptied = ledger.was_missing(cause, belief.predicted, reported, sent, since)
         if not self._correct:
             return
         if answered.prior is not None and _is_gone(cause, answered.profile):
@@ -180,10 +180,10 @@ class Verdicts:
         if emptied is not None and ledger.emptied(sent):
             self._forget(worker, account, emptied)
         elif emptied is not None and belief.used is not None:
-            ledger.capacity.fell_short(self._since(worker, answered), belief.predicted, answered.prompt_tokens)
-            self._apply_capacity(worker, account, answered.model)
+            ledger.capacity.fell_short(since, belief.predicted, answered.prompt_tokens)
+            self._apply_capacity(worker, account)
 
-    def _cause(self, worker: Worker, account: Account, answered: Answered, sent: float) -> Cause:
+    def _cause(self, worker: Worker, account: Account, answered: Answered, sent: float, since: int) -> Cause:
         used = answered.belief.used
         profile = answered.profile
         circumstances = Circumstances(
@@ -192,8 +192,9 @@ class Verdicts:
             stateful=profile.rule is not Rule.BLOCKS,
             emptied=answered.epoch != worker.epoch and account.emptied_at == worker.epoch,
             age=None if used is None else sent - used,
+            since=since,
             proven_age=account.ledger.proven_age,
-            since=self._since(worker, answered),
+            proven_since=account.ledger.proven_since,
             capacity=account.ledger.capacity.tokens,
         )
         return cause_of(answered.belief, circumstances, answered.prompt_tokens)
@@ -219,8 +220,13 @@ class Verdicts:
         log.warning("worker %s: its cache seems to have been emptied; what it was believed to hold is forgotten",
                     worker.id)  # fmt: skip
 
-    def _apply_capacity(self, worker: Worker, account: Account, model: str) -> None:
+    def _apply_capacity(self, worker: Worker, account: Account) -> None:
         """Tell the map how much of the worker's cache to remember."""
+        capacity = account.ledger.capacity
+        tokens = capacity.tokens if self._correct else capacity.declared
+        # The base model's prompts: adapters share its cache, and its tokenizer.
+        base = next((model.name for model in worker.facts.models.values() if model.parent is None), "")
+        self._index.set_capacity(worker.id, None if tokens is None else int(tokens / self._ratios.ratio(base)))
 
     # -- probes --------------------------------------------------------------------------------------------
 
@@ -228,6 +234,7 @@ class Verdicts:
         """A probe has read the worker's counters: compare them with what was predicted meanwhile."""
         account = self._account(worker)
         account.ledger.capacity.declare(worker.facts.profile.capacity_tokens)
+        self._apply_capacity(worker, account)
         finding, silents = account.counters.sampled(self._clock(), worker.facts.cache_hits)
         if not silents:
             return
@@ -249,7 +256,7 @@ class Verdicts:
         used = answered.belief.used
         if used is None:
             return 0
-        since = self._tokens(self._index.blocks_since(worker.id, used, MOST_BLOCKS_SINCE), answered.model)
+        since = self._tokens(self._index.bytes_since(worker.id, used, BLOCKS_SINCE), answered.model)
         return max(0, since - answered.prompt_tokens)
 
     # -- helpers -------------------------------------------------------------------------------------------
@@ -266,13 +273,13 @@ class Verdicts:
 
     def _shadow(self, worker: Worker, model: str) -> int:
         """What the map remembers of the worker, in tokens."""
-        return self._tokens(self._index.blocks_of(worker.id), model)
+        return self._tokens(self._index.bytes_of(worker.id), model)
 
-    def _tokens(self, blocks: int, model: str) -> int:
-        return int(blocks * BLOCK_BYTES * self._ratios.ratio(model))
+    def _tokens(self, size: int, model: str) -> int:
+        return int(size * self._ratios.ratio(model))
 
     def _in_oldest_half(self, worker: Worker, used: float | None, now: float) -> bool:
-        return False
+        return used is not None and now - used > 0.5 * self._index.oldest_age(worker.id, now)
 
     def _shares(self, of: Callable[[Ledger], float | None]) -> Iterable[Sample]:
         found = ((name, of(account.ledger)) for name, account in self._accounts.items())

@@ -79,6 +79,7 @@ def test_a_credit_that_the_exact_length_rules_out_has_fallen_short() -> None:
 
 RECENT = Circumstances(age=5.0, proven_age=60.0, capacity=100_000)
 OLD = replace(RECENT, age=600.0)
+PUSHED = replace(RECENT, since=90_000)
 
 
 @pytest.mark.parametrize(
@@ -91,17 +92,19 @@ OLD = replace(RECENT, age=600.0)
         (HIT, replace(OLD, emptied=True), Cause.NOT_RESIDENT),
         (replace(HIT, used=None), replace(RECENT, age=None), Cause.UNKNOWN),
         (HIT, RECENT, Cause.NOT_RESIDENT),
-        (HIT, replace(RECENT, since=90_000), Cause.NOT_RESIDENT),  # older ones were there
-        (HIT, replace(OLD, since=90_000), Cause.EVICTED),
-        (HIT, replace(OLD, since=50_000), Cause.EVICTED),
-        (HIT, replace(OLD, since=49_000), Cause.EXPIRED),
-        (HIT, replace(OLD, since=10_000, stateful=True), Cause.EVICTED),
-        (HIT, replace(OLD, since=9_000, stateful=True), Cause.EXPIRED),
-        (HIT, replace(OLD, since=28_000, capacity=None), Cause.EVICTED),
-        (HIT, replace(OLD, since=27_000, capacity=None), Cause.EXPIRED),
-        (HIT, replace(RECENT, since=90_000, proven_age=None), Cause.EVICTED),
-        (HIT, replace(RECENT, proven_age=None), Cause.NOT_RESIDENT),
-        (HIT, replace(RECENT, proven_age=0.1), Cause.NOT_RESIDENT),  # no engine lets go so soon
+        (HIT, PUSHED, Cause.EVICTED),
+        (HIT, replace(PUSHED, age=600.0), Cause.EVICTED),
+        (HIT, replace(PUSHED, proven_since=90_000), Cause.NOT_RESIDENT),  # others stayed as long
+        (HIT, replace(OLD, since=90_000, proven_since=90_000), Cause.EXPIRED),
+        (HIT, OLD, Cause.EXPIRED),
+        (HIT, replace(OLD, proven_age=700.0), Cause.NOT_RESIDENT),
+        (HIT, replace(RECENT, age=50.0, proven_age=0.1), Cause.NOT_RESIDENT),  # no engine lets go so soon
+        (HIT, replace(PUSHED, since=50_000), Cause.EVICTED),
+        (HIT, replace(PUSHED, since=49_000), Cause.NOT_RESIDENT),
+        (HIT, replace(PUSHED, since=10_000, stateful=True), Cause.EVICTED),
+        (HIT, replace(PUSHED, since=9_000, stateful=True), Cause.NOT_RESIDENT),
+        (HIT, replace(PUSHED, since=28_000, capacity=None), Cause.EVICTED),
+        (HIT, replace(PUSHED, since=27_000, capacity=None), Cause.NOT_RESIDENT),
     ],
 )
 def test_the_surest_cause_is_named(belief: Belief, now: Circumstances, cause: Cause) -> None:
@@ -157,7 +160,6 @@ def working() -> Ledger:
 
 def test_failures_in_a_row_empty_a_cache_up_to_the_first_of_them() -> None:
     ledger = working()
-    assert ledger.proven_age == 20.0
     assert emptied(ledger, STRIKES - 1) is None
     assert emptied(ledger, 1) == 1_000.0
 
@@ -182,6 +184,22 @@ def test_a_cache_that_seems_emptied_again_and_again_is_only_small() -> None:
     assert ledger.emptied(2_000.0 + 2 * AGAIN_SECONDS)
 
 
+def test_what_stayed_is_looked_at_near_the_record_and_believed_until_it_fails() -> None:
+    ledger = Ledger()
+    assert ledger.was_there(900.0, 1_000.0)
+    ledger.stayed(50_000)
+    assert not ledger.was_there(950.0, 1_000.0)
+    assert ledger.was_there(915.0, 1_000.0)
+    assert not ledger.was_there(None, 1_000.0)
+    ledger.stayed(10_000)
+    assert 90.0 < ledger.proven_age < 100.0
+    assert ledger.proven_since == 49_500
+    ledger.was_missing(Cause.RESTARTED, 6_000, 0, 1_000.0, 20_000)
+    assert ledger.proven_since == 49_500
+    ledger.was_missing(Cause.NOT_RESIDENT, 6_000, 0, 1_000.0, 20_000)
+    assert ledger.proven_since == 20_000
+
+
 def test_counters_can_say_that_a_cache_works() -> None:
     ledger = Ledger()
     ledger.seems_to_work()
@@ -204,7 +222,7 @@ def test_a_new_life_begins_with_a_clean_sheet() -> None:
     ledger.count(Verdict.CONFIRMED, 10, 10)
     emptied(ledger, STRIKES)
     ledger.begin(7.0)
-    assert (ledger.epoch, ledger.proven_age) == (7.0, None)
+    assert (ledger.epoch, ledger.proven_age, ledger.proven_since) == (7.0, 0.0, 0)
     assert ledger.counts[Verdict.CONFIRMED] == 1
     assert emptied(ledger, 10) is None
 
@@ -248,6 +266,10 @@ def test_hits_beyond_what_is_remembered_let_it_grow_back_to_a_bound() -> None:
     assert capacity.tokens == 44_001
     for _ in range(1_000):
         capacity.confirmed(capacity.tokens, oldest_half=True)
+    grown = capacity.tokens
+    assert 100_000 <= grown < 101_000  # all that it declares, and no more for hits that were expected
+    for _ in range(1_000):
+        capacity.exceeded(capacity.tokens, 500, 1_000)
     assert capacity.tokens == MOST * 100_000
 
 
