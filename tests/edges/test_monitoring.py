@@ -104,6 +104,7 @@ def test_the_dashboard_has_its_rows_and_its_panels_do_not_overlap() -> None:
         "Affinity",
         "Latency",
         "Workers",
+        "Calibration",
         "Replicas",
         "News between replicas",
     ]
