@@ -102,6 +102,8 @@ class Decision(Generic[C]):
     min_load: int
     slack: int
     runner_up: C | None = None
+    # Of a policy that scores: the candidates' scores in their order, for those who ask why.
+    scores: Sequence[float] | None = None
 
 
 Matches = Mapping[str, Match]

@@ -147,7 +147,7 @@ def choose_work(candidates: Sequence[B], matches: Matches, ask: Ask, view: View)
         if reason is Reason.SPILL:
             runner_up = deepest
     free = min([candidate.load for candidate in candidates])
-    return Decision(chosen, reason, match, ask.blocks, chosen.load, free, worth, runner_up)
+    return Decision(chosen, reason, match, ask.blocks, chosen.load, free, worth, runner_up, found)
 
 
 def _deepest(candidates: Sequence[B], matches: Matches) -> B | None:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from router.decisions import DecisionRecord
-from router.policy import NO_MATCH, Reason, rendezvous
+from router.policy import NO_MATCH, Match, Reason, rendezvous
+from router.policy_work import WEIGHTS
 from router.workers.evidence import Evidence, Removed
 from router.workers.health import State
 from router.workers.registry import Worker
@@ -35,8 +36,11 @@ class Stand:
         return None if self.terms is None else self.terms.get("score")
 
 
-def account(record: DecisionRecord, evidence: Evidence | None, policy: str) -> dict[str, Any]:
-    """Plain values for JSON. Without evidence (`complete` is false) the winner and the runner-up are all there is."""
+def account(record: DecisionRecord, evidence: Evidence | None, policy: str, *, steered: bool = True) -> dict[str, Any]:
+    """Plain values for JSON. Without evidence (`complete` is false) the winner and the runner-up are all there is.
+
+    `steered`: the model's matches may steer.
+    """
     if evidence is None:
         rows = [_own_row(record), *_runner_up_row(record)]
         return {
@@ -46,7 +50,7 @@ def account(record: DecisionRecord, evidence: Evidence | None, policy: str) -> d
             "margin": None,
             "candidates": rows,
         }
-    stands = _stands(record, evidence, policy)
+    stands = _stands(record, evidence, policy, steered=steered and record.blocks > 0)
     return {
         "complete": True,
         "policy": policy,
@@ -57,12 +61,13 @@ def account(record: DecisionRecord, evidence: Evidence | None, policy: str) -> d
     }
 
 
-def _stands(record: DecisionRecord, evidence: Evidence, policy: str) -> list[Stand]:
+def _stands(record: DecisionRecord, evidence: Evidence, policy: str, *, steered: bool) -> list[Stand]:
     """All candidates, the winner first, then those that came closest."""
     free = {worker.id for worker in evidence.free}
     limit = record.min_load + record.slack if policy == "slack" else None
+    terms = _terms(record, evidence, evidence.matches if steered else {})
     stands = [
-        _stand(worker, load, worker.id in free, evidence, limit)
+        _stand(worker, load, worker.id in free, evidence, limit, terms.get(worker.id))
         for worker, load in zip(evidence.candidates, evidence.loads, strict=True)
     ]
     return sorted(stands, key=lambda stand: (stand.worker != record.worker, not stand.free, *_order(stand)))
@@ -74,7 +79,26 @@ def _order(stand: Stand) -> tuple[float, float, float]:
     return (stand.within_slack is False, -stand.resumable, stand.load)
 
 
-def _stand(worker: Worker, load: int, free: bool, evidence: Evidence, limit: int | None) -> Stand:
+def _terms(record: DecisionRecord, evidence: Evidence, matches: Mapping[str, Match]) -> dict[str, Mapping[str, float]]:
+    """The parts of each score in tokens, by worker. What is known of none but the score waits in the queue."""
+    found: dict[str, Mapping[str, float]] = {}
+    if evidence.scores is None or evidence.decoding is None:
+        return found
+    for worker, score, decoding in zip(evidence.free, evidence.scores, evidence.decoding, strict=True):
+        uncached = WEIGHTS.uncached * max(0, record.prompt_tokens - matches.get(worker.id, NO_MATCH).expected)
+        busy = WEIGHTS.decoding * decoding
+        found[worker.id] = {
+            "queued": max(0.0, score - uncached - busy),
+            "uncached": uncached,
+            "decoding": busy,
+            "score": score,
+        }
+    return found
+
+
+def _stand(
+    worker: Worker, load: int, free: bool, evidence: Evidence, limit: int | None, terms: Mapping[str, float] | None
+) -> Stand:
     match = evidence.matches.get(worker.id, NO_MATCH)
     return Stand(
         worker=worker.id,
@@ -85,7 +109,7 @@ def _stand(worker: Worker, load: int, free: bool, evidence: Evidence, limit: int
         resumable=match.resumable,
         withheld=match.withheld.value if match.withheld else None,
         within_slack=None if limit is None or not free else load <= limit,
-        terms=None,
+        terms=terms,
     )
 
 

@@ -31,6 +31,17 @@ WHY: dict[str, str] = {
     Reason.ONLY: "It was the only candidate.",
     Reason.BYPASS: "Requests of this kind have no prefix to resume, or reuse is off for the model; load decided.",
 }
+# Where it is said otherwise under a policy that weighs work in tokens.
+WHY_WORK: dict[str, str] = {
+    Reason.HIT: (
+        "The worker holds {matched_blocks} of the prompt's {blocks} blocks, about {resumable_tokens:,} tokens to "
+        "resume, and with all that waits there it has the least left to compute."
+    ),
+    Reason.SPILL: (
+        "Worker {runner_up} holds more of the prompt, but it has no slot, or more work waits there than that would "
+        "save."
+    ),
+}
 
 
 class Decisions:
@@ -48,31 +59,42 @@ class Decisions:
         ring, now = self._context.ring, self._context.clock()
         found = ring.find(request_id or None, limit)
         if not request_id:
-            return answer({"decisions": [shown(record, now) for record in found]})
+            return answer({"decisions": [self._shown(record, now) for record in found]})
         return answer(
             {"replica": self._context.replica, "decisions": [self._accounted(record, now) for record in found]}
         )
 
     def _accounted(self, record: DecisionRecord, now: float) -> dict[str, Any]:
         """One decision with the account of its candidates."""
+        settings = self._context.settings
+        model = settings.models.get(record.model)
         seen = self._context.ring.evidence_of(record)
         kept = Evidence(*seen) if isinstance(seen, tuple) else None
-        return {**shown(record, now), "account": account(record, kept, self._context.settings.policy.name)}
+        steered = model is None or model.reuse == "on"
+        return {
+            **self._shown(record, now),
+            "account": account(record, kept, settings.policy.name, steered=steered),
+        }
+
+    def _shown(self, record: DecisionRecord, now: float) -> dict[str, Any]:
+        return shown(record, now, self._context.settings.policy.name)
 
 
-def shown(record: DecisionRecord, now: float) -> dict[str, Any]:
+def shown(record: DecisionRecord, now: float, policy: str = "") -> dict[str, Any]:
     """One decision for people: `at` in Unix seconds, and a sentence on why."""
     fields = record.as_dict()
     age = max(0.0, now - record.at)
     fields["at"] = round(time.time() - age, 3)
     fields["age_seconds"] = round(age, 3)
-    fields["why"] = why(record)
+    fields["why"] = why(record, policy)
     return fields
 
 
-def why(record: DecisionRecord) -> str:
+def why(record: DecisionRecord, policy: str = "") -> str:
     """The decision's reason in words."""
     template = WHY.get(record.reason, "")
+    if policy == "work":
+        template = WHY_WORK.get(record.reason, template)
     return template.format(
         matched_blocks=record.matched_blocks,
         blocks=record.blocks,

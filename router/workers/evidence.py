@@ -17,15 +17,25 @@ from router.workers.registry import Worker
 CHEAP_POOL = 32
 
 Removed = tuple[Worker, State, bool]
-# The fields of `Evidence` but the last, in its order: a plain tuple is made in a third of the time.
-Seen = tuple[Sequence[Worker], Sequence[Worker], Sequence[int], Mapping[str, Match], Sequence[Removed], int]
+# The fields of `Evidence` in its order: a plain tuple is made in a third of the time.
+Seen = tuple[
+    Sequence[Worker],
+    Sequence[Worker],
+    Sequence[int],
+    Mapping[str, Match],
+    Sequence[Removed],
+    int,
+    Sequence[float] | None,
+    Sequence[int] | None,
+]
 
 
 class Evidence(NamedTuple):
     """One decision's view: parallel `candidates` and `loads`, those with a free slot, what each worker held.
 
     `removed` are workers that serve the model and were no candidates, with the state they were in and whether they were
-    being drained. `key` is the prompt's, from which the order of equals follows.
+    being drained. `key` is the prompt's, from which the order of equals follows. Under a policy that scores, `scores`
+    and `decoding` (requests past their first byte) are parallel to `free`.
     """
 
     candidates: Sequence[Worker]
@@ -34,6 +44,8 @@ class Evidence(NamedTuple):
     matches: Mapping[str, Match]
     removed: Sequence[Removed]
     key: int
+    scores: Sequence[float] | None = None
+    decoding: Sequence[int] | None = None
 
 
 def every(pool: int) -> int:

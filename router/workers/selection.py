@@ -182,11 +182,16 @@ class Selector:
         self._turn += 1
         matches = self.matches(inquiry, now)
         pool = self.registry.serving(inquiry.model)
+        decision = self._choose(inquiry, candidates, free, matches, now)
         seen: Seen | None = None
         if len(pool) <= CHEAP_POOL or self._turn % every(len(pool)) == 0:
+            # Before the lease is taken, which changes a load.
             removed = removed_from(pool, candidates) if len(pool) != len(candidates) else ()
-            seen = (candidates, free, [worker.load for worker in candidates], matches, removed, inquiry.key)
-        placement = Placement(self, inquiry, self._choose(inquiry, candidates, free, matches, now), now)
+            loads = [worker.load for worker in candidates]
+            scores = decision.scores
+            decoding = [len(worker.work.answered) for worker in free] if scores is not None else None
+            seen = (candidates, free, loads, matches, removed, inquiry.key, scores, decoding)
+        placement = Placement(self, inquiry, decision, now)
         placement.evidence = seen
         return placement
 

@@ -24,10 +24,11 @@ BODY = b'{"model": "m", "messages": [{"role": "user", "content": "%s"}]}' % (b"a
 class Fleet:
     """Workers of one model, and a selector over them."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, policy: str = "slack") -> None:
         self.registry = Registry()
         self.index = AffinityMap(10_000, 3600.0, 10.0)
-        self.selector = Selector(Settings(), self.registry, self.index, TokenRatios(), lambda: 0.5)
+        settings = Settings.model_validate({"policy": {"name": policy}})
+        self.selector = Selector(settings, self.registry, self.index, TokenRatios(), lambda: 0.5)
         self.workers = [self.add(f"http://w{number}:8000") for number in range(count)]
 
     def add(self, url: str) -> Worker:
@@ -69,9 +70,9 @@ def recorded(placement: Placement, **fields: Any) -> DecisionRecord:
     return record
 
 
-def told(placement: Placement, **fields: Any) -> dict[str, Any]:
+def told(placement: Placement, policy: str = "slack", **fields: Any) -> dict[str, Any]:
     assert placement.evidence is not None
-    return account(recorded(placement, **fields), Evidence(*placement.evidence), "slack")
+    return account(recorded(placement, **fields), Evidence(*placement.evidence), policy)
 
 
 def test_a_hit_names_what_it_could_resume_and_the_next() -> None:
@@ -108,6 +109,24 @@ def test_a_spill_names_who_held_more_and_what_it_carried() -> None:
     assert said["candidates"][1]["within_slack"] is False
     assert said["because"][0].startswith(f"{worker.id} could have resumed")
     assert "with 3 in flight" in said["because"][0]
+
+
+def test_under_policy_work_each_candidate_has_the_parts_of_its_score() -> None:
+    fleet = Fleet(2, "work")
+    first = fleet.place()
+    first.own(10.0)
+    first.lease.first_byte()
+    placement = fleet.place()
+    said = told(placement, "work")
+    winner, other = said["candidates"]
+    assert winner["worker"] == first.worker.id
+    tokens = placement.inquiry.tokens
+    assert other["terms"] == {"queued": 0.0, "uncached": 1.25 * tokens, "decoding": 0.0, "score": 1.25 * tokens}
+    assert winner["terms"]["decoding"] == 1_000.0
+    assert sum(winner["terms"].values()) == pytest.approx(2 * winner["terms"]["score"], abs=0.3)
+    assert said["margin"]["in"] == "score"
+    assert said["margin"]["by"] == pytest.approx(other["terms"]["score"] - winner["terms"]["score"], abs=0.2)
+    assert said["because"][0].startswith("It had the least to compute")
 
 
 def test_who_had_no_slot_or_was_not_well_is_told_apart() -> None:

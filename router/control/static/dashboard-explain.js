@@ -2,7 +2,7 @@ const FILTERS = {
   slots: "no free slot", draining: "draining", ejected: "ejected", probation: "on probation, busy", not_ready: "not ready",
   set_aside: "set aside: window, a refusal just before, or tried already",
 };
-const TERMS = ["queued", "uncached", "decoding", "evicting", "score"];
+const TERMS = ["queued", "uncached", "decoding", "score"];
 
 // Behind a balancer another replica may answer, which does not know the decision: the next one may.
 async function accountOf(one) {
