@@ -23,7 +23,9 @@ from router.sync_peers import Peers
 from router.sync_places import Places
 from router.sync_redis import ATTEMPT_SECONDS, Link, LinkDown, RedisLink, backoff, end
 from router.sync_resync import Resync
-from router.workers.registry import Registry, Worker
+from router.sync_steps import Openings, Steps
+from router.sync_work import OwnWork, TheirWork
+from router.workers.registry import Lease, Registry, Step, Worker
 
 __all__ = ["DROP_CAUSES", "MAX_PEERS", "NoSync", "Sync"]
 
@@ -76,6 +78,8 @@ class Sync(NoSync):
         # What waits to be sent: deltas in order, workers whose row has changed, a complete statement once it is due.
         self._deltas: deque[Delta] = deque()
         self._changed: set[str] = set()
+        self._own_work = OwnWork(registry, settings.max_queue)
+        self._their_work = TheirWork(registry, index, clock, self.dropped)
         self._statement: NewsKind = "hello"
         self._statement_due = clock()
         self._sequence = 0
@@ -132,6 +136,12 @@ class Sync(NoSync):
         """This replica's requests in flight on the worker have changed."""
         self._changed.add(worker.id)
         self._wake.set()
+
+    def step(self, lease: Lease, what: Step) -> None:
+        """One of this replica's requests has started, was answered, or has ended."""
+        if self._linked.is_set() and len(self._peers):
+            self._own_work.add(lease, what)
+            self._wake.set()
 
     # One that came from another replica is passed on once more, which also reaches those that missed it.
     def epoch(self, worker: Worker) -> None:
@@ -198,6 +208,8 @@ class Sync(NoSync):
             kind, self._statement = self._statement, "heartbeat"
             self._statement_due = now + self._settings.heartbeat_seconds
             await self._send(*self._message(News(kind, rows=self._all_rows(), blocks=len(self._index))))
+            for account in self._own_work.account():
+                await self._send(*self._message(account))
         rows = deque(row for row in map(self._row, self._changed) if row is not None)
         self._changed.clear()
         # Only what waits now: what comes meanwhile makes the next batch.
@@ -206,6 +218,8 @@ class Sync(NoSync):
             news = take(self._deltas, rows)
             waiting -= len(news.deltas)
             await self._send(*self._message(news))
+        for steps in self._own_work.messages():
+            await self._send(*self._message(steps))
         for _ in range(len(self._controls)):
             await self._send(*self._message(self._controls.popleft()))
         chunk = self._resync.chunk()
@@ -254,6 +268,7 @@ class Sync(NoSync):
         self._linked.clear()
         self._under_way.clear()
         self._controls.clear()
+        self._own_work.clear()
         self._resync.lost()
 
     def receive(self, data: object) -> None:
@@ -292,7 +307,7 @@ class Sync(NoSync):
         if message.kind == "bye":
             self._count("in", message.kind, size)
             if self._peers.leave(sender):
-                self._registry.drop_replica(sender)
+                self._drop(sender)
             return
         now = self._clock()
         heard = self._peers.hear(sender, envelope.sequence, now)
@@ -302,6 +317,8 @@ class Sync(NoSync):
         self._count("in", message.kind, size)
         if isinstance(message, News):
             self._take_news(envelope, message, now)
+        elif isinstance(message, Steps | Openings):
+            self._their_work.take(sender, envelope.sequence, message)
         else:
             self._resync.take(sender, message)
         self.gaps += heard.how == "after_hole"
@@ -358,7 +375,11 @@ class Sync(NoSync):
             await asyncio.sleep(turn)
             # One that would be too late at the next turn is so now: nobody's load outlives it by more than the limit.
             for sender in self._peers.expire(self._clock() + turn):
-                self._registry.drop_replica(sender)
+                self._drop(sender)
+
+    def _drop(self, sender: str) -> None:
+        self._registry.drop_replica(sender)
+        self._their_work.drop(sender)
 
     def _count(self, direction: Direction, kind: str, size: int) -> None:
         self.messages[direction, kind] = self.messages.get((direction, kind), 0) + 1

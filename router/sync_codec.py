@@ -5,7 +5,8 @@ A message is one msgpack array, [version, fingerprint, sender, sequence, kind, p
 - version: of this layout; any other is refused;
 - fingerprint: of hash secret and block layout; replicas that differ in it compute other hashes for the same prompt;
 - sender: one life of one replica; sequence: 1, 2, 3 ... per sender, so that a hole shows what was lost;
-- kind: a key of `KINDS`; payload: [deltas, rows, blocks] of news, or a `Want`, a `Chunk` or a `Digest`.
+- kind: a key of `KINDS`; payload: [deltas, rows, blocks] of news, `Steps` or `Openings` of requests, or a `Want`, a
+  `Chunk` or a `Digest`.
 
 A row is what the sender has on one worker: [worker, epoch, in_flight, waiting, queued_tokens], all absolute, so the
 newest row says it all. A delta is [worker, epoch, base, new] as in the ownership map, `new` packed as 8 little-endian
@@ -27,6 +28,7 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 
 from router.affinity import Delta
+from router.sync_steps import Openings, Steps
 
 VERSION = 2
 MAX_MESSAGE = 64 * 1024
@@ -35,13 +37,15 @@ MAX_DELTAS = 128
 MAX_ROWS = 512
 
 NewsKind = Literal["hello", "heartbeat", "news", "bye"]
-Kind = Literal["hello", "heartbeat", "news", "bye", "want", "snapshot", "digest"]
+Kind = Literal["hello", "heartbeat", "news", "bye", "steps", "open", "want", "snapshot", "digest"]
 # Whether the rows of a kind are all that the sender knows, so that a worker without one has nothing in flight.
 KINDS: dict[Kind, bool] = {
     "hello": True,  # the sender has (re)joined and asks the others for a heartbeat and a digest
     "heartbeat": True,
     "news": False,
     "bye": True,
+    "steps": False,
+    "open": False,
     "want": False,
     "snapshot": False,
     "digest": False,
@@ -164,12 +168,14 @@ class News:
         return KINDS[self.kind]
 
 
-Message: TypeAlias = News | Want | Chunk | Digest
+Message: TypeAlias = News | Steps | Openings | Want | Chunk | Digest
 
 _encode = msgspec.msgpack.Encoder().encode
 _open = msgspec.msgpack.Decoder(Envelope).decode
 _open_version = msgspec.msgpack.Decoder(_Version).decode
 _read_news = msgspec.msgpack.Decoder(_Payload).decode
+_read_steps = msgspec.msgpack.Decoder(Steps).decode
+_read_open = msgspec.msgpack.Decoder(Openings).decode
 _read_want = msgspec.msgpack.Decoder(Want).decode
 _read_chunk = msgspec.msgpack.Decoder(Chunk).decode
 _read_digest = msgspec.msgpack.Decoder(Digest).decode
@@ -209,6 +215,10 @@ def read(envelope: Envelope) -> Message:
         match kind:
             case "hello" | "heartbeat" | "news" | "bye":
                 return _news(kind, _read_news(payload))
+            case "steps":
+                return _read_steps(payload)
+            case "open":
+                return _read_open(payload)
             case "want":
                 return _read_want(payload)
             case "snapshot":

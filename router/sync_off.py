@@ -6,7 +6,7 @@ from typing import Literal
 
 from router.affinity import Delta
 from router.sync_resync import Tally
-from router.workers.registry import Worker
+from router.workers.registry import Lease, Step, Worker
 
 Direction = Literal["in", "out"]
 # Why a message, or a part of one, was not sent or not taken. "queue": a delta of this replica that waited too long.
@@ -66,6 +66,9 @@ class NoSync:
 
     def load(self, worker: Worker) -> None:
         """This replica's requests in flight on the worker have changed."""
+
+    def step(self, lease: Lease, what: Step) -> None:
+        """One of this replica's requests has started, was answered, or has ended."""
 
     def epoch(self, worker: Worker) -> None:
         """The worker's epoch has changed."""

@@ -10,6 +10,7 @@ from hashlib import blake2b
 from typing import Literal, NamedTuple
 
 from router.cachemodel import CacheProfile
+from router.touches import Touch
 from router.work import Key, Waiting, WorkQueue, WorkState
 from router.workers.health import Event, State, after
 
@@ -302,7 +303,7 @@ class Lease:
     `silent`: its answer is not streamed, so the first byte comes with the end. `whole`: the hash of its whole prompt.
     """
 
-    __slots__ = ("_ended", "_registry", "_trial", "_waiting", "key", "uncached", "work", "worker")
+    __slots__ = ("_ended", "_registry", "_trial", "_waiting", "claim", "key", "uncached", "work", "worker")
 
     def __init__(
         self, registry: Registry, worker: Worker, uncached_tokens: int = 0, *, silent: bool = False, whole: int = 0
@@ -316,6 +317,8 @@ class Lease:
         worker.turn = registry.requests
         self.key: Key = ("", registry.requests)
         self.work = Waiting(self.uncached, silent, whole)
+        # What the worker is going to hold, if the answer comes.
+        self.claim: Touch | None = None
         worker.work.started(self.key, self.work, registry.clock())
         worker.local += 1
         worker.load += 1

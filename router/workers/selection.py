@@ -73,6 +73,7 @@ class Placement:
         if match.resumable > 0:
             self.prior = selector.index.use_of(self.worker.id, inquiry.hashes[match.blocks - 1])
         self._claim: Touch | None = selector.index.claim(self.worker.id, self._hashes, now)
+        self.lease.claim = self._claim
 
     def own(self, now: float) -> None:
         """The worker has answered with success: it owns the prompt's blocks."""

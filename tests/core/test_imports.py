@@ -28,7 +28,9 @@ FLOORS = {
     "work": 1,
     "routes": 3,
     "metrics": 3,
+    "sync_steps": 2,
     "sync_codec": 3,
+    "sync_work": 6,
     "sync_peers": 4,
     "sync_snapshot": 4,
     "sync_repair": 4,
@@ -59,7 +61,7 @@ FLOORS = {
 }
 PURE = {"errors", "prompt", "hashing", "cachemodel", "touches", "affinity", "policy", "policy_work", "work"}
 PURE |= {"calibration", "restarts", "holdings"}
-PURE |= {"quota", "sync_codec", "sync_peers", "sync_snapshot", "sync_repair"}
+PURE |= {"quota", "sync_codec", "sync_steps", "sync_peers", "sync_snapshot", "sync_repair"}
 IMPURE_MODULES = {"asyncio", "time", "random", "logging", "socket", "threading", "os", "secrets", "uuid"}
 
 

@@ -62,8 +62,8 @@ async def test_the_load_of_a_replica_that_died_expires(channel: Channel) -> None
     one, two = await channel.replica(), await channel.replica()
     one.lease()
     await wait(lambda: two.load() == 1)
-    await vanish(one)
     died = time.monotonic()
+    await vanish(one)
     await wait(lambda: two.load() == 0, seconds=2.0)
     assert time.monotonic() - died > 0.2
     assert two.sync.peers == 0
@@ -89,6 +89,14 @@ async def test_a_newcomer_learns_the_load_without_waiting_for_a_heartbeat(channe
 
 def parts(replica: Replica) -> list[tuple[int, int, int]]:
     return [(worker.load, worker.waiting, worker.queued_tokens) for worker in replica.workers]
+
+
+def work(replica: Replica) -> list[tuple[int, int, float]]:
+    """Of each worker: requests that wait, those past their first byte, and tokens to compute for the first."""
+    return [
+        (len(queue.waiting), len(queue.answered), queue.ahead(0.0) if queue.waiting else 0.0)
+        for queue in (worker.work for worker in replica.workers)
+    ]
 
 
 async def test_start_first_byte_and_end_are_shared(channel: Channel) -> None:
@@ -124,9 +132,59 @@ async def test_any_number_of_replicas_agree_and_no_count_falls_below_zero(channe
     assert leases
     await wait(lambda: sum(load for load, _, _ in parts(replicas[0])) == len(leases))
     await wait(lambda: all(parts(replica) == parts(replicas[0]) for replica in replicas))
+    await wait(lambda: all(work(replica) == work(replicas[0]) for replica in replicas))
+    assert [waiting + answered for waiting, answered, _ in work(replicas[0])] == [
+        load for load, _, _ in parts(replicas[0])
+    ]
     for lease in leases:
         lease.end()
     await wait(lambda: all(parts(replica) == [(0, 0, 0), (0, 0, 0)] for replica in replicas))
+    await wait(lambda: all(work(replica) == [(0, 0, 0.0), (0, 0, 0.0)] for replica in replicas))
+
+
+async def test_steps_that_were_lost_are_made_good_by_the_next_account() -> None:
+    async with AsyncExitStack() as stack:
+        channel = LocalChannel(stack)
+        one, two = await channel.replica(), await channel.replica()
+        channel.bus.loses = lambda listener, message: (
+            listener is two.sync and isinstance(message, bytes) and b"steps" in message
+        )
+        leases = [Lease(one.registry, one.workers[0], 70) for _ in range(3)]
+        leases[0].first_byte()
+        await wait(lambda: work(two)[0] == (2, 1, 140.0))
+        leases[0].end()
+        leases[1].end()
+        await wait(lambda: work(two)[0] == (1, 0, 70.0))
+        leases[2].end()
+        await wait(lambda: work(two)[0] == (0, 0, 0.0))
+
+
+async def test_the_work_of_a_replica_that_died_expires_and_comes_back_if_it_was_only_slow() -> None:
+    async with AsyncExitStack() as stack:
+        channel = LocalChannel(stack)
+        one, two = await channel.replica(), await channel.replica()
+        lease = Lease(one.registry, one.workers[0], 70, whole=5)
+        await wait(lambda: work(two)[0] == (1, 0, 70.0))
+        assert two.registry.work.twins == {5: {one.workers[0].id: 1}}
+        channel.bus.loses = lambda listener, message: listener is two.sync
+        await wait(lambda: work(two)[0] == (0, 0, 0.0))
+        assert not two.registry.work.twins
+        channel.bus.loses = lambda listener, message: False
+        await wait(lambda: work(two)[0] == (1, 0, 70.0))
+        lease.end()
+        await wait(lambda: work(two)[0] == (0, 0, 0.0))
+
+
+async def test_a_new_life_of_a_worker_ends_what_was_under_way_there() -> None:
+    async with AsyncExitStack() as stack:
+        channel = LocalChannel(stack)
+        one, two = await channel.replica(), await channel.replica()
+        lease = Lease(one.registry, one.workers[0], 70)
+        await wait(lambda: work(two)[0] == (1, 0, 70.0))
+        one.registry.set_epoch(one.workers[0], EPOCH + 1)
+        await wait(lambda: work(one)[0] == work(two)[0] == (0, 0, 0.0))
+        lease.end()
+        assert work(one)[0] == (0, 0, 0.0)
 
 
 async def test_a_replica_that_was_only_slow_counts_again() -> None:
@@ -185,7 +243,7 @@ class Chooser:
 
 
 async def chooser(stack: AsyncExitStack, bus: LocalBus, workers: int, policy: PolicySettings) -> Chooser:
-    registry, index = Registry(), AffinityMap(200_000, 600.0, 10.0)
+    registry, index = Registry(time.monotonic), AffinityMap(200_000, 600.0, 10.0)
     replica = connect(SyncSettings(), registry, index, bus.link())
     for number in range(workers):
         worker = registry.add(f"http://10.0.0.{number + 1}:8000", slots=64)
@@ -210,25 +268,33 @@ async def burst(choosers: list[Chooser], texts: list[str], pause: float) -> Coun
 
 
 # Wide enough for the whole burst; with less, the rule gives way to load, on one replica as on two.
-WIDE = PolicySettings(slack=(), slack_above=16)
+WIDE = PolicySettings(name="slack", slack=(), slack_above=16)
+WORK = PolicySettings(name="work")
+# Words of about four tokens: prompts of 2,000, 6,000 and 20,000 tokens.
+WORDS = (500, 1_500, 5_000)
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.001, 0.012])
-async def test_equal_cold_prompts_go_to_two_workers_at_most(pause: float) -> None:
+@pytest.mark.parametrize("workers", [2, 4, 8])
+@pytest.mark.parametrize(("policy", "words"), [(WIDE, 2_000), *((WORK, words) for words in WORDS)])
+async def test_equal_cold_prompts_go_to_two_workers_at_most(
+    policy: PolicySettings, words: int, workers: int, pause: float
+) -> None:
     async with AsyncExitStack() as stack:
         bus = LocalBus()
-        choosers = [await chooser(stack, bus, 4, WIDE) for _ in range(2)]
-        spread = await burst(choosers, ["the same beginning " * 2_000] * 16, pause)
+        choosers = [await chooser(stack, bus, workers, policy) for _ in range(2)]
+        spread = await burst(choosers, ["the same beginning " * words] * 16, pause)
         assert len(spread) <= 2, spread
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.001, 0.012])
-@pytest.mark.parametrize("workers", [2, 4])
-async def test_distinct_prompts_spread_evenly(pause: float, workers: int) -> None:
+@pytest.mark.parametrize("workers", [2, 4, 8])
+@pytest.mark.parametrize("policy", [PolicySettings(name="slack"), WORK])
+async def test_distinct_prompts_spread_evenly(policy: PolicySettings, workers: int, pause: float) -> None:
     async with AsyncExitStack() as stack:
         bus = LocalBus()
-        choosers = [await chooser(stack, bus, workers, PolicySettings()) for _ in range(2)]
-        spread = await burst(choosers, [f"{number} is another beginning " * 2_000 for number in range(16)], pause)
+        choosers = [await chooser(stack, bus, workers, policy) for _ in range(2)]
+        spread = await burst(choosers, [f"{number:02} is another beginning " * 2_000 for number in range(16)], pause)
         assert len(spread) == workers
         # Prompts of two replicas may meet on a worker before each has heard of the other's.
         assert max(spread.values()) - min(spread.values()) <= (2 if pause else 0), spread

@@ -1,0 +1,170 @@
+"""Each request's start, first byte and end, told to the other replicas and taken from them.
+
+A start also names the blocks that its worker is going to hold, so that a burst of equal prompts that is split between
+replicas meets where the first of them went, and their tokens are not counted once for each replica.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+
+from router.affinity import AffinityMap, Touch
+from router.hashing import weight_of
+from router.sync_codec import MAX_MESSAGE, Message, pack, unpack
+from router.sync_steps import (
+    ANSWERED,
+    ENDED,
+    MAX_STEPS,
+    MAX_WORKERS,
+    STARTED,
+    STARTED_SILENT,
+    Open,
+    Openings,
+    Step,
+    Steps,
+    open_at,
+    open_bytes,
+    step_bytes,
+)
+from router.work import Key, Waiting
+from router.workers.registry import Lease, Registry, Worker
+from router.workers.registry import Step as What
+
+ROOM = MAX_MESSAGE - 512
+
+
+class OwnWork:
+    """What this replica has to tell. The oldest steps give way to newer ones; the next account makes that good."""
+
+    def __init__(self, registry: Registry, most: int) -> None:
+        self._registry = registry
+        self._steps: deque[tuple[Lease, What]] = deque(maxlen=most)
+
+    def add(self, lease: Lease, what: What) -> None:
+        """Something happened to a request of this replica."""
+        self._steps.append((lease, what))
+
+    def clear(self) -> None:
+        """Nobody hears it."""
+        self._steps.clear()
+
+    def messages(self) -> list[Message]:
+        """All steps that wait, in order, and none any more."""
+        found: list[Message] = []
+        batch: list[Step] = []
+        room = ROOM
+        while self._steps:
+            step = _told(*self._steps.popleft())
+            room -= step_bytes(step)
+            if batch and (room < 0 or len(batch) == MAX_STEPS):
+                found.append(Steps(batch))
+                batch, room = [], ROOM - step_bytes(step)
+            batch.append(step)
+        if batch:
+            found.append(Steps(batch))
+        return found
+
+    def account(self) -> list[Message]:
+        """All requests that this replica has under way."""
+        found: list[Message] = []
+        batch: list[Open] = []
+        room = ROOM
+        for worker in self._registry:
+            if not worker.local:
+                continue
+            one = open_at(worker.id, worker.work.open_of(""))
+            room -= open_bytes(one)
+            if batch and (room < 0 or len(batch) == MAX_WORKERS):
+                found.append(Openings(batch))
+                batch, room = [], ROOM - open_bytes(one)
+            batch.append(one)
+        if batch:
+            found.append(Openings(batch))
+        return found
+
+
+class TheirWork:
+    """What the other replicas tell. Messages that come late or twice are passed over."""
+
+    def __init__(
+        self, registry: Registry, index: AffinityMap, clock: Callable[[], float], dropped: dict[str, int]
+    ) -> None:
+        self._registry = registry
+        self._index = index
+        self._clock = clock
+        self._heard: dict[str, int] = {}
+        self._claims: dict[Key, Touch] = {}
+        self._dropped = dropped
+
+    def take(self, sender: str, sequence: int, message: Steps | Openings) -> None:
+        """A message of a replica that is alive."""
+        if sequence <= self._heard.get(sender, 0):
+            return
+        self._heard[sender] = sequence
+        now = self._clock()
+        if isinstance(message, Steps):
+            for step in message.steps:
+                worker = self._registry.get(step.worker)
+                if worker is None:
+                    self._dropped["unknown_worker"] += step.what <= STARTED_SILENT
+                else:
+                    self._take_step(worker, (sender, step.number), step, now)
+        else:
+            for one in message.workers:
+                worker = self._registry.get(one.worker)
+                if worker is not None:
+                    worker.work.restate(sender, one.as_of(sender), now)
+
+    def drop(self, sender: str) -> None:
+        """A replica is gone; the registry forgets what it had in flight, this what was to come of it."""
+        self._heard.pop(sender, None)
+        for key in [key for key in self._claims if key[0] == sender]:
+            self._index.withdraw(self._claims.pop(key))
+
+    def _take_step(self, worker: Worker, key: Key, step: Step, now: float) -> None:
+        if step.what == ANSWERED:
+            # What it owns now comes with the news; until then the claim stands.
+            self._claims.pop(key, None)
+            worker.work.first_byte(key, now)
+        elif step.what == ENDED:
+            claim = self._claims.pop(key, None)
+            if claim is not None:
+                self._index.withdraw(claim)
+            worker.work.ended(key, now)
+        else:
+            uncached = self._claim(worker, key, step, now)
+            worker.work.started(key, Waiting(uncached, step.what == STARTED_SILENT, step.whole), now)
+
+    def _claim(self, worker: Worker, key: Key, step: Step, now: float) -> float:
+        """Note what the worker is going to hold; the tokens that it does not compute for another request anyway."""
+        twins = self._registry.work.twins.get(step.whole)
+        if twins is not None and worker.id in twins:
+            return 0.0
+        try:
+            new = unpack(step.new)
+        except struct.error:
+            return step.uncached
+        if not new or self._index.epoch_of(worker.id) is None:
+            return step.uncached
+        claim = self._index.claim(worker.id, new if step.base is None else (step.base, *new), now)
+        if claim is None:
+            return 0.0
+        self._claims[key] = claim
+        return step.uncached * min(1.0, sum(map(weight_of, claim.blocks)) / sum(map(weight_of, new)))
+
+
+def _told(lease: Lease, what: What) -> Step:
+    if what == "answered":
+        return Step(lease.worker.id, lease.key[1], ANSWERED)
+    if what == "ended":
+        return Step(lease.worker.id, lease.key[1], ENDED)
+    work, claim = lease.work, lease.claim
+    kind = STARTED_SILENT if work.silent else STARTED
+    step = Step(lease.worker.id, lease.key[1], kind, int(work.uncached), work.whole)
+    if claim is None or not claim.tentative:
+        return step
+    return msgspec.structs.replace(step, base=claim.above, new=pack(claim.blocks[::-1]))
