@@ -15,7 +15,7 @@ from router.dataplane.admission import Admission
 from router.dataplane.attempts import RULES, SPARE_SECONDS, Outcome, RetryBudget, outcome_of_error, outcome_of_status
 from router.dataplane.client import Client
 from router.dataplane.decision_log import DecisionLog
-from router.dataplane.headers import upstream_head
+from router.dataplane.headers import Headers, upstream_head
 from router.dataplane.pools import Pools
 from router.dataplane.relay import Kept, Relay, without_redirect
 from router.dataplane.spans import Span, Tracer
@@ -24,7 +24,7 @@ from router.dataplane.tenancy import Tenancy
 from router.dataplane.upstream import UpstreamResponse
 from router.decisions import DecisionRecord, DecisionRing
 from router.metrics import Metrics
-from router.prompt import read_prompt
+from router.prompt import read_prompt, with_usage
 from router.routes import Route
 from router.settings import Settings
 from router.workers import passive
@@ -51,6 +51,8 @@ class Job:
     span: Span | None = None
     cause: Outcome | None = None
     refused_by: list[Worker] = field(default_factory=list)
+    # The router asks for the usage of the stream, which the client did not.
+    asked: bool = False
     # Taken from its worker, which fell silent, to be given to another; what that costs is paid for.
     failed_over: bool = False
     prepaid: bool = False
@@ -115,7 +117,8 @@ class Dispatcher:
         if prompt.previous_response:
             # Only the worker that keeps the response can continue it.
             inquiry.pinned = await self._stored.find(prompt.previous_response)
-        job = Job(client, route, body, inquiry, began)
+        asking = with_usage(prompt, body) if self._settings.calibration.ask_usage else None
+        job = Job(client, route, asking or body, inquiry, began, asked=asking is not None)
         if self.tracer is not None:
             job.span = self.tracer.begin(client, route)
         self._budget.request(began)
@@ -211,7 +214,7 @@ class Dispatcher:
             job.client.method,
             target.base_path + job.route.target + (b"?" + job.client.query if job.client.query else b""),
             target.authority,
-            job.client.headers if job.span is None else job.span.carry(job.client.headers),
+            _headers_of(job),
             len(job.body),
             job.client.request_id,
             target.authorization,
@@ -309,6 +312,13 @@ class Dispatcher:
             if any(other is not worker for other in others) and self._budget.take(now):
                 job.failed_over = job.prepaid = True
                 task.cancel()
+
+
+def _headers_of(job: Job) -> Headers:
+    """The client's headers, as the worker is to get them."""
+    headers = job.client.headers if job.span is None else job.span.carry(job.client.headers)
+    # What is to be taken out of an answer again must not come compressed.
+    return [pair for pair in headers if pair[0] != b"accept-encoding"] if job.asked else headers
 
 
 def _close(record: DecisionRecord | None, outcome: str, error: str | None) -> None:

@@ -29,7 +29,8 @@ class Passage:
         self.tap = relay.tap(job, response)
         self.over = False  # the answer's end, or its failure, has been told and counted
         self._relay = relay
-        self._client = job.client
+        # What stands in its place takes out of the answer what the client has not asked for.
+        self._client = relay.reader(job, response)
         self._clock = clock
         self._unseen = True  # nothing has come yet that is more than a comment
         self._fault: Exception | None = None

@@ -14,6 +14,7 @@ from router.dataplane.client import Client
 from router.dataplane.headers import Headers, first, returned_headers
 from router.dataplane.passage import Passage
 from router.dataplane.sse import Tap
+from router.dataplane.unasked import UnaskedClient
 from router.dataplane.upstream import UpstreamResponse
 from router.dataplane.verdicts import Verdicts
 from router.decisions import DecisionRecord
@@ -39,6 +40,7 @@ class Job(Protocol):
     inquiry: Inquiry
     began: float
     record: DecisionRecord | None
+    asked: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +124,12 @@ class Relay:
         job, response = passage.job, passage.response
         headers = returned_headers(response.headers)
         self._reveal_decision(job, headers)
-        job.client.start(response.status, headers, response.content_length)
+        length = None if _has_unasked(job, response) else response.content_length
+        job.client.start(response.status, headers, length)
+
+    def reader(self, job: Job, response: UpstreamResponse) -> Client | UnaskedClient:
+        """Who gets the answer's bytes: the client, or what takes out of a stream the usage that it did not ask for."""
+        return UnaskedClient(job.client) if _has_unasked(job, response) else job.client
 
     def tap(self, job: Job, response: UpstreamResponse) -> Tap | None:
         """A tap where the answer may say something of the cache."""
@@ -189,6 +196,13 @@ class Relay:
         self._metrics.outcomes.inc((outcome,))
         if record is not None:
             record.outcome = outcome
+
+
+def _has_unasked(job: Job, response: UpstreamResponse) -> bool:
+    """Whether an answer is a stream with usage for the router alone."""
+    if not job.asked or response.status >= 300 or first(response.headers, b"content-encoding") is not None:
+        return False
+    return (first(response.headers, b"content-type") or b"").startswith(b"text/event-stream")
 
 
 def _may_be_added_to(response: UpstreamResponse) -> bool:

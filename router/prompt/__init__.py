@@ -5,5 +5,6 @@
 
 from router.prompt.reader import Form, Prompt, read_prompt
 from router.prompt.shapes import MEDIA_BYTES
+from router.prompt.usage import with_usage
 
-__all__ = ["MEDIA_BYTES", "Form", "Prompt", "read_prompt"]
+__all__ = ["MEDIA_BYTES", "Form", "Prompt", "read_prompt", "with_usage"]

@@ -254,6 +254,7 @@ class CalibrationSettings(Group):
     """What is done with the difference between predicted and reported cached tokens."""
 
     correct: bool = True
+    ask_usage: bool = False
 
 
 class LogSettings(Group):

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.errors import BadRequest
-from router.prompt.salting import MAX_FIELDS, tenant_salt, with_salt
+from router.prompt.fields import MAX_FIELDS
+from router.prompt.salting import tenant_salt, with_salt
 
 SALT = "f" * 64
 
