@@ -41,12 +41,13 @@ class DecisionRecord:
     # The code of the error that ended the attempt, or what made it be given to another worker.
     error: str | None = None
 
-    def header(self) -> str:
-        """The decision as the answer's header shows it."""
+    def header_lines(self) -> bytes:
+        """The decision as the answer's header shows it, in two lines with their ends."""
         return (
-            f"{self.reason}; match={self.matched_blocks}/{self.blocks}; resumable={self.resumable_tokens}; "
-            f"load={self.load}/{self.min_load}; slack={self.slack}"
-        )
+            f"x-router-worker: {self.worker}\r\n"
+            f"x-router-decision: {self.reason}; match={self.matched_blocks}/{self.blocks}; "
+            f"resumable={self.resumable_tokens}; load={self.load}/{self.min_load}; slack={self.slack}\r\n"
+        ).encode()
 
     def line(self) -> str:
         """The decision as the log shows it."""
@@ -65,14 +66,14 @@ class DecisionRing:
 
     def __init__(self, size: int) -> None:
         self._ring: deque[DecisionRecord] = deque(maxlen=size)
-
         self._evidence: deque[tuple[DecisionRecord, object]] = deque(maxlen=min(size, EVIDENCE_KEPT))
+
     def add(self, record: DecisionRecord, evidence: object = None) -> None:
         """`evidence` is what the decision saw, for those who ask soon; see `evidence_of`."""
         self._ring.append(record)
-
         if evidence is not None:
             self._evidence.append((record, evidence))
+
     def __len__(self) -> int:
         return len(self._ring)
 

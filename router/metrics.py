@@ -1,6 +1,7 @@
 """The one place that names metrics.
 
-Counting happens on the request path, so it is a dict update here; prometheus_client only renders at scrape time.
+Counting happens on the request path, so it is a dict update here, or, for what is known to be counted together, an
+addition to a cell of a row; prometheus_client only renders at scrape time.
 Label values that clients could invent are bounded: beyond `MAX_SERIES` a metric counts under "other".
 """
 
@@ -19,36 +20,44 @@ SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 MICROS: Final = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 5e-2, 1e-1)
 
 Labels = tuple[str, ...]
+Cell = list[float]  # of one number
 
 
 class Counter:
     """A counter per label values."""
 
-    __slots__ = ("help", "labels", "name", "values")
+    __slots__ = ("_cells", "help", "labels", "name")
 
     def __init__(self, name: str, help: str, labels: Labels = ()) -> None:
         self.name = name
         self.help = help
         self.labels = labels
-        self.values: dict[Labels, float] = {} if labels else {(): 0.0}
+        self._cells: dict[Labels, Cell] = {} if labels else {(): [0.0]}
 
     def inc(self, labels: Labels = (), amount: float = 1.0) -> None:
-        values = self.values
-        if labels in values:
-            values[labels] += amount
-        elif len(values) < MAX_SERIES:
-            values[labels] = amount
-        else:
-            other = (OTHER,) * len(self.labels)
-            values[other] = values.get(other, 0.0) + amount
+        self.cell(labels)[0] += amount
+
+    def cell(self, labels: Labels = ()) -> Cell:
+        """Where these label values are counted; it stays the same, and is seen at 0 before anything is added."""
+        cell = self._cells.get(labels)
+        if cell is None:
+            if len(self._cells) >= MAX_SERIES:
+                labels = (OTHER,) * len(self.labels)
+            cell = self._cells.setdefault(labels, [0.0])
+        return cell
+
+    @property
+    def values(self) -> dict[Labels, float]:
+        """What was counted so far."""
+        return {labels: cell[0] for labels, cell in self._cells.items()}
 
     def total(self) -> float:
-        return sum(self.values.values())
+        return sum(cell[0] for cell in self._cells.values())
 
     def collect(self) -> Metric:
         family = CounterMetricFamily(self.name.removesuffix("_total"), self.help, labels=self.labels)
-        for labels, value in self.values.items():
-            family.add_metric(labels, value)
+        for labels, cell in self._cells.items():
+            family.add_metric(labels, cell[0])
         return family
 
 
@@ -66,13 +75,18 @@ class Histogram:
         self.values: dict[Labels, list[float]] = {}
 
     def observe(self, value: float, labels: Labels = ()) -> None:
+        series = self.series(labels)
+        series[bisect_left(self.buckets, value)] += 1
+        series[-1] += value
+
+    def series(self, labels: Labels = ()) -> list[float]:
+        """Where these label values are counted; it stays the same."""
         series = self.values.get(labels)
         if series is None:
             if len(self.values) >= MAX_SERIES:
                 labels = (OTHER,) * len(self.labels)
             series = self.values.setdefault(labels, [0.0] * (len(self.buckets) + 2))
-        series[bisect_left(self.buckets, value)] += 1
-        series[-1] += value
+        return series
 
     def collect(self) -> Metric:
         family = HistogramMetricFamily(self.name, self.help, labels=self.labels)
@@ -111,6 +125,50 @@ class Reading:
         return family
 
 
+class Row:
+    """The series that requests of one endpoint, model, worker and reason have in common, looked up once."""
+
+    __slots__ = ("_decisions", "_ends", "_labels", "_matched", "_metrics", "_queried", "_seconds", "_statuses", "_ttft")
+
+    def __init__(self, metrics: Metrics, endpoint: str, model: str, worker: str, reason: str) -> None:
+        self._metrics = metrics
+        self._labels = (endpoint, model, worker)
+        self._decisions = metrics.decisions.cell((model, reason))
+        self._queried = metrics.blocks_queried.cell()
+        self._matched = metrics.blocks_matched.cell()
+        self._ttft = metrics.ttft_seconds.series((model, worker, reason))
+        self._seconds = metrics.request_seconds.series((endpoint,))
+        self._statuses: dict[int, Cell] = {}
+        self._ends: dict[str, Cell] = {}
+
+    def decided(self, blocks: int, matched: int) -> None:
+        """A worker was chosen."""
+        self._decisions[0] += 1
+        self._queried[0] += blocks
+        self._matched[0] += matched
+
+    def first_byte(self, seconds: float) -> None:
+        """The answer has begun."""
+        self._ttft[bisect_left(SECONDS, seconds)] += 1
+        self._ttft[-1] += seconds
+
+    def answered(self, status: int, outcome: str) -> None:
+        """The answer has ended."""
+        cell = self._statuses.get(status)
+        if cell is None:
+            cell = self._statuses[status] = self._metrics.requests.cell((*self._labels, str(status)))
+        cell[0] += 1
+        cell = self._ends.get(outcome)
+        if cell is None:
+            cell = self._ends[outcome] = self._metrics.outcomes.cell((outcome,))
+        cell[0] += 1
+
+    def took(self, seconds: float) -> None:
+        """The request is done with."""
+        self._seconds[bisect_left(SECONDS, seconds)] += 1
+        self._seconds[-1] += seconds
+
+
 class Metrics:
     """All metrics that the request path feeds, and a registry to which parts add what they can be asked for.
 
@@ -119,6 +177,7 @@ class Metrics:
 
     def __init__(self, process: str = "") -> None:
         self._process = process
+        self._rows: dict[tuple[str, str, str, str], Row] = {}
         self.requests = Counter(
             "router_requests_total", "Requests answered.", ("endpoint", "model", "worker", "status")
         )
@@ -161,6 +220,16 @@ class Metrics:
         ]
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
+
+    def row(self, endpoint: str, model: str, worker: str, reason: str) -> Row:
+        """What is counted of a request once its worker is chosen."""
+        key = (endpoint, model, worker, reason)
+        row = self._rows.get(key)
+        if row is None:
+            if len(self._rows) >= MAX_SERIES:
+                self._rows.clear()  # the series stay, and are looked up again
+            row = self._rows[key] = Row(self, *key)
+        return row
 
     def gauge(self, name: str, help: str, labels: Labels, read: Callable[[], Iterable[Sample]]) -> None:
         """Add a gauge that is read at scrape time."""

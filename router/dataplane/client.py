@@ -190,25 +190,26 @@ class Client:
 
     def start(self, status: int, headers: Headers, length: int | None) -> None:
         """The head of the answer, framing and x-request-id added; it is sent with the first piece of the body."""
+        self.begin(status, b"".join([b"%b: %b\r\n" % pair for pair in headers]), length)
+
+    def begin(self, status: int, lines: bytes, length: int | None) -> None:
+        """The same with header lines that are written already, each with its end."""
         self.started = True
         self.status = status
-        parts = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status]
-        for name, value in headers:
-            parts += (name, b": ", value, b"\r\n")
-        parts += (b"x-request-id: ", self.request_id, b"\r\n")
         if status in (204, 304):
-            pass  # neither has a body, whatever its worker says
+            framing = b""  # neither has a body, whatever its worker says
         elif length is not None:
-            parts.append(b"content-length: %d\r\n" % length)
+            framing = b"content-length: %d\r\n" % length
         elif self.version_10:
             self.keep_alive = False
+            framing = b""
         else:
             self.chunked = True
-            parts.append(b"transfer-encoding: chunked\r\n")
+            framing = b"transfer-encoding: chunked\r\n"
         if not self.keep_alive:
-            parts.append(b"connection: close\r\n")
-        parts.append(b"\r\n")
-        self._head = b"".join(parts)
+            framing += b"connection: close\r\n"
+        line = _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
+        self._head = b"%b%bx-request-id: %b\r\n%b\r\n" % (line, lines, self.request_id, framing)
 
     @property
     def paused(self) -> bool:

@@ -65,14 +65,30 @@ def upstream_head(
     )
 
 
-def returned_headers(headers: Sequence[tuple[bytes, bytes]]) -> Headers:
-    """A worker's response headers as a client may see them, framing left out."""
-    nominated = _nominated(headers)
-    return [
-        (name, value)
-        for name, value in headers
-        if name not in _NOT_RETURNED and name not in nominated and not name.startswith(_ACCEL)
-    ]
+def returned_lines(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+    """A worker's response header as a client may see it, framing left out: lines with their ends."""
+    lines = b""
+    for name, value in headers:
+        begin = _BEGINNINGS.get(name)
+        if begin is None:
+            begin = _beginning(name)
+        if begin:
+            lines += begin + value + b"\r\n"
+        elif name == b"connection" and (nominated := _nominated(headers)):
+            return returned_lines([header for header in headers if header[0] not in nominated | {b"connection"}])
+    return lines
+
+
+# By name, how its line begins, or nothing if it is not returned. Workers use few names.
+_BEGINNINGS: dict[bytes, bytes] = {}
+_MOST_BEGINNINGS = 1_000
+
+
+def _beginning(name: bytes) -> bytes:
+    begin = b"" if name in _NOT_RETURNED or name.startswith(_ACCEL) else name + b": "
+    if len(_BEGINNINGS) < _MOST_BEGINNINGS:
+        _BEGINNINGS[name] = begin
+    return begin
 
 
 def _nominated(headers: Iterable[tuple[bytes, bytes]]) -> frozenset[bytes]:

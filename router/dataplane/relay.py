@@ -11,14 +11,14 @@ from typing import Protocol
 from router import errors
 from router.dataplane.attempts import Outcome, outcome_of_status
 from router.dataplane.client import Client
-from router.dataplane.headers import Headers, first, returned_headers
+from router.dataplane.headers import first, returned_lines
 from router.dataplane.passage import Passage
 from router.dataplane.sse import Tap
 from router.dataplane.unasked import UnaskedClient
 from router.dataplane.upstream import UpstreamResponse
 from router.dataplane.verdicts import Verdicts
 from router.decisions import DecisionRecord
-from router.metrics import Metrics
+from router.metrics import Metrics, Row
 from router.prompt import Form
 from router.routes import Route
 from router.wire import error_event
@@ -40,6 +40,7 @@ class Job(Protocol):
     inquiry: Inquiry
     began: float
     record: DecisionRecord | None
+    row: Row | None
     asked: bool
 
 
@@ -48,7 +49,7 @@ class Kept:
     """A refusal that is passed on if no other worker does better."""
 
     status: int
-    headers: Headers
+    lines: bytes  # of its header
     body: bytes
 
 
@@ -78,7 +79,7 @@ class Relay:
                 while size <= KEPT_BYTES:
                     piece = await response.read()
                     if not piece:
-                        return Kept(response.status, returned_headers(response.headers), b"".join(pieces))
+                        return Kept(response.status, returned_lines(response.headers), b"".join(pieces))
                     pieces.append(piece)
                     size += len(piece)
         except (errors.RouterError, TimeoutError):
@@ -89,9 +90,10 @@ class Relay:
 
     def send_kept(self, job: Job, kept: Kept) -> None:
         """Pass a refusal on after all."""
-        headers = [*kept.headers]
-        self._reveal_decision(job, headers)
-        job.client.start(kept.status, headers, len(kept.body))
+        lines = kept.lines
+        if self._reveal and job.record is not None:
+            lines += job.record.header_lines()
+        job.client.begin(kept.status, lines, len(kept.body))
         job.client.write(kept.body, more=False)
         self._count(job, kept.status, "ok" if kept.status < 500 else "upstream_error")
 
@@ -122,10 +124,11 @@ class Relay:
     def start(self, passage: Passage) -> None:
         """The head of the answer."""
         job, response = passage.job, passage.response
-        headers = returned_headers(response.headers)
-        self._reveal_decision(job, headers)
+        lines = returned_lines(response.headers)
+        if self._reveal and job.record is not None:
+            lines += job.record.header_lines()
         length = None if _has_unasked(job, response) else response.content_length
-        job.client.start(response.status, headers, length)
+        job.client.begin(response.status, lines, length)
 
     def reader(self, job: Job, response: UpstreamResponse) -> Client | UnaskedClient:
         """Who gets the answer's bytes: the client, or what takes out of a stream the usage that it did not ask for."""
@@ -149,9 +152,9 @@ class Relay:
         if response.status >= 300 or (tap is not None and tap.failed_at_once):
             return
         placement.own(now)
-        if record is not None:
-            record.first_byte_seconds = now - job.began
-            self._metrics.ttft_seconds.observe(now - job.began, (record.model, record.worker, record.reason))
+        if record is not None and job.row is not None:
+            record.first_byte_seconds = seconds = now - job.began
+            job.row.first_byte(seconds)
         if tap is not None and job.route.form is Form.RESPONSES:
             self._remember_home(tap, placement)
 
@@ -184,18 +187,14 @@ class Relay:
         if passage.tap is not None and record is not None:
             self._verdicts.join(record, passage.placement, passage.tap.usage())
 
-    def _reveal_decision(self, job: Job, headers: Headers) -> None:
-        if self._reveal and job.record is not None:
-            headers.append((b"x-router-worker", job.record.worker.encode()))
-            headers.append((b"x-router-decision", job.record.header().encode()))
-
     def _count(self, job: Job, status: int, outcome: str) -> None:
-        record = job.record
-        worker = record.worker if record is not None else ""
-        self._metrics.requests.inc((job.route.path, job.inquiry.model, worker, str(status)))
-        self._metrics.outcomes.inc((outcome,))
-        if record is not None:
-            record.outcome = outcome
+        if job.row is not None:
+            job.row.answered(status, outcome)
+        else:
+            self._metrics.requests.inc((job.route.path, job.inquiry.model, "", str(status)))
+            self._metrics.outcomes.inc((outcome,))
+        if job.record is not None:
+            job.record.outcome = outcome
 
 
 def _has_unasked(job: Job, response: UpstreamResponse) -> bool:

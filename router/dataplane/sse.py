@@ -17,6 +17,11 @@ from router.calibration import Usage
 TAIL_BYTES = 16 * 1024
 HEAD_BYTES = 2 * 1024
 _USAGE = b'"usage":'
+# The form in which vLLM writes it for chat and completions; any other is read as JSON.
+_PLAIN_USAGE = re.compile(
+    rb'"usage":\{"prompt_tokens":(0|[1-9]\d{0,11}),"total_tokens":\d{1,12},"completion_tokens":(0|[1-9]\d{0,11})'
+    rb'(?:,"prompt_tokens_details":(?:null|\{"cached_tokens":(0|[1-9]\d{0,11})\}))?\}'
+)
 _COMMENTS = re.compile(rb"(?:(?::[^\r\n]*)?[\r\n])*(?::[^\r\n]*)?")
 _ERRORS = (b'data: {"error"', b'data:{"error"', b"event: error", b"event:error")
 _DONE = (b"data: [DONE]", b"data:[DONE]")
@@ -92,6 +97,10 @@ class Tap:
         """The last usage in the answer, in whatever form it was reported."""
         tail = self.tail()
         at = len(tail)
+        plain = _PLAIN_USAGE.match(tail, tail.rfind(_USAGE))
+        if plain is not None:
+            prompt, completion, cached = plain.groups()
+            return Usage(int(prompt), None if cached is None else int(cached), int(completion))
         while (at := tail.rfind(_USAGE, 0, at)) >= 0:
             found = _object_at(tail, at + len(_USAGE))
             if found is not None:

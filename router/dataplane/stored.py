@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from router import errors
 from router.dataplane.client import Client
-from router.dataplane.headers import returned_headers, upstream_head
+from router.dataplane.headers import returned_lines, upstream_head
 from router.dataplane.pools import Pools
 from router.dataplane.relay import Relay, without_redirect
 from router.dataplane.upstream import UpstreamResponse
@@ -112,7 +112,7 @@ class StoredResponses:
 
     async def _pass_on(self, client: Client, worker: Worker, response: UpstreamResponse) -> None:
         try:
-            client.start(response.status, returned_headers(response.headers), response.content_length)
+            client.begin(response.status, returned_lines(response.headers), response.content_length)
             while piece := await response.read():
                 client.write(piece, more=True)
                 if client.paused:
