@@ -12,7 +12,7 @@ def test_a_row_counts_what_its_requests_have_in_common() -> None:
         row.decided(8, matched)
         row.first_byte(0.02)
         row.answered(status, outcome)
-        row.took(0.3)
+        row.took(0.5)
     assert metrics.row("/v1/chat/completions", "m", "w", "hit") is row
     assert metrics.decisions.values == {("m", "hit"): 3}
     assert (metrics.blocks_queried.total(), metrics.blocks_matched.total()) == (24, 8)
@@ -22,7 +22,7 @@ def test_a_row_counts_what_its_requests_have_in_common() -> None:
     text = metrics.render().decode()
     assert 'router_ttft_seconds_bucket{le="0.01",model="m",reason="hit",worker="w"} 0.0' in text
     assert 'router_ttft_seconds_bucket{le="0.025",model="m",reason="hit",worker="w"} 3.0' in text
-    assert 'router_request_seconds_sum{endpoint="/v1/chat/completions"} 0.9' in text
+    assert 'router_request_seconds_sum{endpoint="/v1/chat/completions"} 1.5' in text
 
 
 def test_rows_and_single_counts_share_their_series() -> None:
