@@ -149,7 +149,11 @@ def run(settings: Settings) -> int:
     """Serve until a signal ends it; the exit code."""
     configure_logging(settings)
     listener = bind(settings)
-    return 1 if listener is None else serve(settings, listener)
+    if listener is None:
+        return 1
+    # Settings that turn out to be wrong only now must not leave the port taken.
+    with listener:
+        return serve(settings, listener)
 
 
 def serve(settings: Settings, listener: socket.socket, member: Member | None = None) -> int:
