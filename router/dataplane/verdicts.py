@@ -104,37 +104,37 @@ class Verdicts:
 
     def join(self, record: DecisionRecord, placement: Placement, usage: Usage | None) -> None:
         """A whole answer has come; `usage` is None if it said nothing of its tokens."""
-        inquiry = placement.inquiry
-        told = usage is not None and usage.prompt_tokens > 0
-        if usage is not None and told and inquiry.prompt.tokens is None:
-            self._ratios.learn(inquiry.model, inquiry.prompt.size, usage.prompt_tokens)
-        account = self._account(placement.worker)
-        tokens = usage.prompt_tokens if usage is not None and told else inquiry.tokens
+        inquiry, worker = placement.inquiry, placement.worker
+        tokens = inquiry.tokens
+        if usage is not None and usage.prompt_tokens > 0:
+            tokens = usage.prompt_tokens
+            if inquiry.prompt.tokens is None:
+                self._ratios.learn(inquiry.model, inquiry.prompt.size, tokens)
+        else:
+            usage = None
         belief = _belief(placement, tokens)
-        answered = Answered(
-            belief, record.model, placement.epoch, tokens, profile_of(placement.worker, inquiry), placement.prior
-        )
-        if usage is not None and told:
+        # Of several prompts, usage counts all tokens, and the cached ones of the last.
+        verdict = verdict_of(belief, None if inquiry.prompt.several else usage)
+        if usage is not None:
             record.predicted_cached_tokens = belief.predicted
             record.reported_prompt_tokens = usage.prompt_tokens
             record.reported_cached_tokens = usage.cached_tokens
             record.output_tokens = usage.completion_tokens
-        verdict = verdict_of(belief, usage if told else None)
-        if told:
             record.verdict = verdict.value
         self._metrics.verdicts.inc((record.worker, verdict.value))
-        if usage is None or usage.cached_tokens is None or not told:
+        account = self._account(worker)
+        profile = profile_of(worker, inquiry)
+        answered = Answered(belief, record.model, placement.epoch, tokens, profile, placement.prior)
+        if verdict is Verdict.UNKNOWN or usage is None or usage.cached_tokens is None:
             account.ledger.count(Verdict.UNKNOWN)
-            if belief.predicted > 0:
-                # The wait for a slot counts as part of the request's time at the worker, which does no harm.
-                sent = record.at
-                account.counters.answered(Silent(sent, self._clock(), belief.predicted, answered))
+            if belief.predicted > 0 and not inquiry.prompt.several:
+                account.counters.answered(Silent(record.at, self._clock(), belief.predicted, answered))
             return
         self._count(account, verdict, record, belief, usage.cached_tokens)
         if verdict is Verdict.FELL_SHORT:
-            self._fell_short(placement.worker, account, answered, usage.cached_tokens, record.at)
+            self._fell_short(worker, account, answered, usage.cached_tokens, record.at)
         else:
-            self._came_true(placement.worker, account, answered, verdict, usage.cached_tokens, record.at)
+            self._came_true(worker, account, answered, verdict, usage.cached_tokens, record.at)
 
     def _count(self, account: Account, verdict: Verdict, record: DecisionRecord, belief: Belief, reported: int) -> None:
         account.ledger.count(verdict, belief.predicted, reported)

@@ -169,6 +169,16 @@ def add_prompt(prefix: Prefix, raw: bytes) -> int | None:
     return None if inner else 0
 
 
+def is_several(raw: bytes) -> bool:
+    """Whether a completions prompt is a list of more than one text, or of more than one list of token ids."""
+    if raw[:1] != b"[":
+        return False
+    inner = raw[1:].lstrip()
+    if inner[:1] == b'"':
+        return len(shapes.lenient(shapes.raws, raw, [])) > 1
+    return inner[:1] == b"[" and b"]" in inner.strip(b"[] \t\r\n")
+
+
 def _add_parts(prefix: Prefix, raw: Raw, system: bool, may_nest: int) -> None:
     try:
         parts = shapes.parts.decode(raw)

@@ -15,7 +15,7 @@ import msgspec
 
 from router.errors import BadRequest
 from router.prompt import shapes
-from router.prompt.canonical import ITEM, ROLE, Prefix, add_content, add_items, add_messages, add_prompt
+from router.prompt.canonical import ITEM, ROLE, Prefix, add_content, add_items, add_messages, add_prompt, is_several
 from router.prompt.shapes import MEDIA_BYTES, first, given, lenient
 
 # A body this large is first checked for a mass of tiny objects, which would cost seconds and gigabytes to take apart.
@@ -63,6 +63,8 @@ class Prompt:
     previous_response: str = ""
     # Sequences that the engine is to make of one prompt: `n`, or `best_of`.
     choices: int = 1
+    # Several prompts in one request, each of which is one to the engine; it reports the last one's cached tokens.
+    several: bool = False
 
 
 def read_prompt(form: Form, body: bytes, content_type: bytes = b"") -> Prompt:
@@ -154,7 +156,9 @@ def _read_completions(body: bytes, _: bytes) -> Prompt:
     if first(fields.prompt_embeds) in (b'"', b"["):
         prefix.add_digest(fields.prompt_embeds)
     if given(fields.prompt):
-        prompt.tokens = add_prompt(prefix, bytes(fields.prompt))
+        raw = bytes(fields.prompt)
+        prompt.tokens = add_prompt(prefix, raw)
+        prompt.several = is_several(raw)
     return _finish(prompt, prefix)
 
 

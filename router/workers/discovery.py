@@ -95,6 +95,7 @@ class MetricsFacts:
     # Counters, in tokens since the process began.
     cache_queries: float | None = None
     cache_hits: float | None = None
+    external_hits: float | None = None  # in a cache outside the GPU, behind a connector
     prompt_tokens: float | None = None
     asleep: bool = False
 
@@ -117,9 +118,15 @@ def parse_metrics(text: bytes | str) -> MetricsFacts:
         waiting=_count(page, b"vllm:num_requests_waiting"),
         cache_queries=_total(page, b"vllm:prefix_cache_queries_total"),
         cache_hits=_total(page, b"vllm:prefix_cache_hits_total"),
+        external_hits=_total(page, b"vllm:external_prefix_cache_hits_total"),
         prompt_tokens=_total(page, b"vllm:prompt_tokens_total"),
         asleep=_asleep(page),
     )
+
+
+def all_hits(facts: MetricsFacts) -> float | None:
+    """Tokens found in any cache, as answers report them."""
+    return None if facts.cache_hits is None else facts.cache_hits + (facts.external_hits or 0.0)
 
 
 def _samples(page: bytes, name: bytes) -> Iterator[tuple[bytes, float]]:

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from router.cachemodel import CacheProfile, profile_from_labels
 from router.settings import HealthSettings
 from router.workers import passive
-from router.workers.discovery import MAX_BYTES, MetricsFacts, parse_metrics, parse_models
+from router.workers.discovery import MAX_BYTES, MetricsFacts, all_hits, parse_metrics, parse_models
 from router.workers.fetch import Answer, FetchError, Refused, Shortage, Target, TimedOut
 from router.workers.health import Event, State
 from router.workers.registry import Facts, Model, Registry, Worker
@@ -232,7 +232,7 @@ class _Probe:
                 running=metrics.running,
                 waiting=metrics.waiting,
                 cache_queries=metrics.cache_queries,
-                cache_hits=metrics.cache_hits,
+                cache_hits=all_hits(metrics),
             ),
         )
         return finding

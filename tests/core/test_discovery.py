@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.parser import text_string_to_metric_families
 
 from router.cachemodel import CacheProfile, profile_from_labels
-from router.workers.discovery import MAX_BYTES, MAX_MODELS, MetricsFacts, parse_metrics, parse_models
+from router.workers.discovery import MAX_BYTES, MAX_MODELS, MetricsFacts, all_hits, parse_metrics, parse_models
 from router.workers.registry import Model
 
 BASE = b'{"id": "llama",  "object":"model","max_model_len":4096,"root":"/m", "parent":null, "permission":[{"x": 1.50}]}'
@@ -256,6 +256,13 @@ def test_a_page_without_bounds_is_unknown() -> None:
     assert parse_metrics((NAME + b" 1\n") * 4_097).running is None
     assert parse_metrics(NAME + b' {a="' + b"x" * 70_000 + b'"} 3').running is None
     assert parse_metrics(NAME + b" 1\n" + b" " * MAX_BYTES) == MetricsFacts()
+
+
+def test_hits_are_those_of_all_caches() -> None:
+    page = b"vllm:prefix_cache_hits_total 7\nvllm:external_prefix_cache_hits_total 5"
+    assert all_hits(parse_metrics(page)) == 12
+    assert all_hits(parse_metrics(page.splitlines()[0])) == 7
+    assert all_hits(parse_metrics(page.splitlines()[1])) is None
 
 
 def test_a_sample_that_is_missing_is_unknown_and_one_of_zero_is_not() -> None:

@@ -577,3 +577,20 @@ def test_a_deep_conversation_keeps_every_hash_when_it_goes_on() -> None:
         assert len(found) == len(boundaries(len(read(Form.CHAT, {"messages": said}).prefix)))
         seen = found
     assert len(seen) > 64 + 3 * 8
+
+
+@pytest.mark.parametrize(
+    ("prompt", "several"),
+    [
+        ('"one, \\"two\\""', False),
+        ('["one"]', False),
+        ('[ "one", "two"]', True),
+        ("[1, 2, 3]", False),
+        ("[[1, 2, 3]]", False),
+        ("[[1, 2], [3]]", True),
+        ("[]", False),
+    ],
+)
+def test_several_prompts_in_one_request_are_seen(prompt: str, several: bool) -> None:
+    body = f'{{"model": "m", "prompt": {prompt}}}'.encode()
+    assert read_prompt(Form.COMPLETIONS, body).several == several
