@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 from loadtest.bench import machine, publish, table
+from loadtest.bench.page import as_html
 from loadtest.bench.plan import FULL, QUICK, Plan
 from loadtest.bench.plot import draw
 from loadtest.bench.session import Outcome, run
@@ -76,6 +77,7 @@ def _write(directory: Path, outcome: Outcome, facts: dict[str, str]) -> str:
     }
     publish.write_json(directory / "result.json", content)
     (directory / "result.md").write_text(text + "\n")
+    (directory / "result.html").write_text(as_html(outcome.samples, outcome.titles, text))
     if not draw(outcome.samples, outcome.titles, directory / publish.PICTURE):
         print("no plot: matplotlib is missing (extra: bench)", file=sys.stderr)
     return text

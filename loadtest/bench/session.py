@@ -19,6 +19,7 @@ from loadtest.bench.plan import HalfLoad, Load, Measure, Paced, Plan, another_ro
 from loadtest.bench.samples import Samples, figures
 from loadtest.bench.systems import DIRECT, Bench, Cores, System, on, pids_of
 from loadtest.fleet import START_SECONDS, Owned
+from loadtest.report.progress import Progress
 
 MB = 1e6
 JOB_SECONDS = 60.0
@@ -113,11 +114,13 @@ class Session:
         self._rest("memory_mb_before")
         began = time.monotonic()
         done = 0
+        progress = Progress("", len(self._plan.measures) * self._plan.rounds, "measures")
         while another_round(done, self._plan, time.monotonic() - began):
             for place, measure in enumerate(self._plan.measures):
                 for name in order(list(self._systems), done + place):
                     self._take(self._systems[name], measure, done, place)
-                self._say(f"round {done + 1} of {self._plan.rounds}: {measure.label}: {self._line(measure, done)}")
+                progress.done += 1
+                self._say(f"{progress.line().strip()}: {measure.label}: {self._line(measure, done)}")
             done += 1
         self._rest("memory_mb_after")
         for size in {named(load.size) for load in self._plan.measures if isinstance(load, Load) and load.serial}:
