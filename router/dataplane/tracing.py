@@ -34,7 +34,8 @@ from router.settings import TracingSettings
 log = logging.getLogger("router.tracing")
 
 EXPORT_SECONDS: Final = 1.0
-BATCH: Final = 512
+# Spans of one export. Making bytes of them takes some 3 ms, in which the thread holds the interpreter.
+BATCH: Final = 64
 # How long one export may take, the exporter's own second tries included, and how long the end waits for the last.
 TIMEOUT_SECONDS: Final = 5.0
 RESULTS: Final = ("exported", "failed", "dropped")
