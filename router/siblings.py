@@ -195,14 +195,13 @@ def _families(exposition: bytes) -> list[tuple[bytes, bytes, bytes]]:
 
 
 def decisions(question: Question, own: Answer, others: Sequence[Answer | None]) -> Answer:
-    """The newest of all, as many as were asked for."""
-    found: list[dict[str, Any]] = []
-    for answer in (own, *others):
-        if answer is not None and answer.status == 200:
-            found += msgspec.json.decode(answer.body)["decisions"]
+    """The newest of all, as many as were asked for; what else is said is said by one that had any."""
+    answers = [msgspec.json.decode(answer.body) for answer in (own, *others) if answer and answer.status == 200]
+    found: list[dict[str, Any]] = [record for answer in answers for record in answer["decisions"]]
     found.sort(key=lambda record: float(record["at"]), reverse=True)
     limit = int(parse_qs(question.query.decode("latin-1")).get("limit", ["100"])[-1])
-    return Answer(200, own.headers, msgspec.json.encode({"decisions": found[:limit]}))
+    speaker = next((answer for answer in answers if answer["decisions"]), answers[0])
+    return Answer(200, own.headers, msgspec.json.encode({**speaker, "decisions": found[:limit]}))
 
 
 def changed(question: Question, own: Answer, others: Sequence[Answer | None]) -> Answer:

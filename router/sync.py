@@ -1,15 +1,13 @@
 """News between replicas: who owns which blocks, what each has in flight, and which epoch a worker is in.
 
 Every replica decides from its own memory; this part only keeps that memory fresh. Callers put news down with `owned`,
-`load` and `epoch`; one task sends it in batches, the link's task takes in what others say, a third one forgets replicas
-that have fallen silent, and a fourth gets what was missed. While Redis is away news waits, and the oldest is dropped
-and counted.
+`load` and `epoch`; timers send it in batches, the link hands over what others say, one task forgets replicas that have
+fallen silent, and another gets what was missed. While Redis is away news waits, and the oldest is dropped and counted.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections import deque
@@ -21,7 +19,7 @@ from router.sync_codec import Envelope, Message, News, NewsKind, Refused, Row, e
 from router.sync_off import DROP_CAUSES, Direction, NoSync
 from router.sync_peers import Peers
 from router.sync_places import Places
-from router.sync_redis import ATTEMPT_SECONDS, Link, LinkDown, RedisLink, backoff, end
+from router.sync_redis import Link, RedisLink, end
 from router.sync_resync import Resync
 from router.sync_steps import Openings, Steps
 from router.sync_work import OwnWork, TheirWork
@@ -32,7 +30,9 @@ __all__ = ["DROP_CAUSES", "MAX_PEERS", "NoSync", "Sync"]
 MAX_PEERS = 256
 # Questions and digests that wait to be sent.
 MAX_CONTROLS = 64
-BYE_SECONDS = 0.5
+# Messages that go out in one turn of the event loop, so that a backlog leaves requests their turn.
+BURST = 8
+LEAST_BEAT_SECONDS = 0.02
 # How far ahead of this machine's clock a worker's start may lie. An epoch from the far future would win for ever.
 EPOCH_AHEAD_SECONDS = 86_400.0
 
@@ -59,8 +59,12 @@ class Sync(NoSync):
         self._registry = registry
         self._clock = clock
         self._sender = sender
+        # How own messages begin.
+        said = encode(fingerprint, sender, 1, News("bye"))
+        self._own = said[: said.index(sender.encode()) + len(sender.encode())]
         self._link = link or _redis_link(settings)
-        self._tasks: list[asyncio.Task[None]] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._peers = Peers(MAX_PEERS, settings.expire_seconds)
         self._controls: deque[Message] = deque(maxlen=MAX_CONTROLS)
         self._resync = Resync(
@@ -78,15 +82,17 @@ class Sync(NoSync):
         # What waits to be sent: deltas in order, workers whose row has changed, a complete statement once it is due.
         self._deltas: deque[Delta] = deque()
         self._changed: set[str] = set()
+        self._batches: deque[Message] = deque()
         self._own_work = OwnWork(registry, settings.max_queue)
         self._their_work = TheirWork(registry, index, clock, self.dropped)
         self._statement: NewsKind = "hello"
         self._statement_due = clock()
         self._sequence = 0
-        # A message that the link has not confirmed; sent again as it is, which receivers do not mind.
-        self._unsent: tuple[str, int, bytes] | None = None
-        self._wake = asyncio.Event()
-        self._linked = asyncio.Event()
+        # Timers: what waits goes out `soon`, and the next statement when it is due.
+        self._soon = False
+        self._flushing: asyncio.TimerHandle | None = None
+        self._beating: asyncio.TimerHandle | None = None
+        self._linked = False
         self._was_linked = False
         # Own statements on their way: sequence -> when they left.
         self._under_way: dict[int, float] = {}
@@ -98,7 +104,7 @@ class Sync(NoSync):
     @property
     def up(self) -> bool:
         """Whether both directions work: an own heartbeat came back within the time of the last three."""
-        return self._linked.is_set() and self._clock() - self._echoed <= 3 * self._settings.heartbeat_seconds
+        return self._linked and self._clock() - self._echoed <= 3 * self._settings.heartbeat_seconds
 
     @property
     def lag_seconds(self) -> float | None:
@@ -130,18 +136,21 @@ class Sync(NoSync):
             self.dropped["queue"] += 1
             self._sequence += 1  # the hole tells the others that something is missing
         self._deltas.append(delta)
-        self._wake.set()
+        if not self._soon:
+            self._send_soon()
 
     def load(self, worker: Worker) -> None:
         """This replica's requests in flight on the worker have changed."""
         self._changed.add(worker.id)
-        self._wake.set()
+        if not self._soon:
+            self._send_soon()
 
     def step(self, lease: Lease, what: Step) -> None:
         """One of this replica's requests has started, was answered, or has ended."""
-        if self._linked.is_set() and len(self._peers):
+        if self._linked and len(self._peers):
             self._own_work.add(lease, what)
-            self._wake.set()
+            if not self._soon:
+                self._send_soon()
 
     # One that came from another replica is passed on once more, which also reaches those that missed it.
     def epoch(self, worker: Worker) -> None:
@@ -150,99 +159,103 @@ class Sync(NoSync):
 
     def start(self) -> None:
         """Begin, in the background; it makes no difference whether Redis can be reached."""
+        self._loop = asyncio.get_running_loop()
         self._link.start(self)
         self._resync.start()
-        self._tasks = [
-            asyncio.create_task(self._publish(), name="sync-publisher"),
-            asyncio.create_task(self._watch(), name="sync-watch"),
-        ]
+        self._watching = asyncio.create_task(self._watch(), name="sync-watch")
+        self._beat()
 
     async def aclose(self) -> None:
         """Say goodbye if that is possible at once, and stop."""
-        for task in self._tasks:
-            await end(task)
+        if self._watching is not None:
+            await end(self._watching)
         await self._resync.aclose()
-        if self._linked.is_set():
-            with contextlib.suppress(LinkDown, Refused, TimeoutError):
-                async with asyncio.timeout(BYE_SECONDS):
-                    await self._send_due()
-                    await self._send(*self._message(News("bye")))
-            self._linked.clear()
+        self._loop = None
+        for timer in (self._flushing, self._beating):
+            if timer is not None:
+                timer.cancel()
+        if self._linked:
+            while self._link.ready and self._send_due():
+                pass
+            if self._link.ready:
+                self._send(News("bye"))
+            self._linked = False
         await self._link.aclose()
 
     # -- sending -------------------------------------------------------------------------------------------
 
-    async def _publish(self) -> None:
-        failures = 0
-        while True:
-            await self._linked.wait()
-            try:
-                await self._send_due()
-            except LinkDown as error:
-                failures += 1
-                if failures == 1:
-                    logger.warning("replica news: cannot be sent (%s), trying again", error)
-                self._statement_due = self._clock()  # rows of the broken batch are lost; a statement has them all
-                await asyncio.sleep(ATTEMPT_SECONDS + backoff(failures))
-                continue
-            except Refused as refused:
-                self.dropped[refused.cause] += 1
-            failures = 0
-            await self._rest()
+    def _send_soon(self) -> None:
+        """Send what waits, and what comes until then, after the little while that makes it a batch."""
+        if self._loop is not None and self._linked and not self._soon:
+            self._soon = True
+            self._flushing = self._loop.call_later(self._settings.flush_seconds, self._flush)
 
-    async def _rest(self) -> None:
-        """Sleep until there is something to send, and then the little longer that makes it a batch."""
-        if self._resync.answering:
-            self._wake.set()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, self._statement_due - self._clock())):
-                await self._wake.wait()
-        await asyncio.sleep(self._settings.flush_seconds)
+    def _flush(self) -> None:
+        self._soon = False
+        if self._linked and (self._send_due() or self._resync.answering):
+            self._send_soon()
 
-    async def _send_due(self) -> None:
-        self._wake.clear()
-        if self._unsent is not None:
-            await self._send(*self._unsent)
+    def _beat(self) -> None:
+        """Send statements when they are due, and whatever waits with them."""
+        if self._loop is not None:
+            if self._linked and self._clock() >= self._statement_due:
+                self._send_due()
+            wait = max(LEAST_BEAT_SECONDS, self._statement_due - self._clock())
+            self._beating = self._loop.call_later(wait, self._beat)
+
+    def _send_due(self) -> bool:
+        """Send what waits, as much as may go at once; whether something is left."""
         now = self._clock()
-        if now >= self._statement_due:
+        if now >= self._statement_due and self._link.ready:
             kind, self._statement = self._statement, "heartbeat"
             self._statement_due = now + self._settings.heartbeat_seconds
-            await self._send(*self._message(News(kind, rows=self._all_rows(), blocks=len(self._index))))
-            for account in self._own_work.account():
-                await self._send(*self._message(account))
+            self._send(News(kind, rows=self._all_rows(), blocks=len(self._index)))
+            self._batches += self._own_work.account()
+        for _ in range(BURST):
+            if not self._link.ready:
+                return True
+            message = self._next_message()
+            if message is None:
+                chunk = self._resync.chunk()
+                if chunk is not None:
+                    self._send(chunk)
+                return False
+            self._send(message)
+        return True
+
+    def _next_message(self) -> Message | None:
+        if self._changed or self._deltas:
+            return self._news()
+        if not self._batches:
+            self._batches += self._own_work.messages()
+        if self._batches:
+            return self._batches.popleft()
+        return self._controls.popleft() if self._controls else None
+
+    def _news(self) -> News:
         rows = deque(row for row in map(self._row, self._changed) if row is not None)
         self._changed.clear()
-        # Only what waits now: what comes meanwhile makes the next batch.
-        waiting = len(self._deltas)
-        while waiting > 0 or rows:
-            news = take(self._deltas, rows)
-            waiting -= len(news.deltas)
-            await self._send(*self._message(news))
-        for steps in self._own_work.messages():
-            await self._send(*self._message(steps))
-        for _ in range(len(self._controls)):
-            await self._send(*self._message(self._controls.popleft()))
-        chunk = self._resync.chunk()
-        if chunk is not None:
-            await self._send(*self._message(chunk))
+        news = take(self._deltas, rows)
+        self._changed.update(row.worker for row in rows)  # those for which there was no room
+        return news
 
     def _post(self, message: Message) -> None:
         self._controls.append(message)
-        self._wake.set()
+        self._send_soon()
 
-    def _message(self, message: Message) -> tuple[str, int, bytes]:
+    def _send(self, message: Message) -> None:
         self._sequence += 1
-        return message.kind, self._sequence, encode(self._fingerprint, self._sender, self._sequence, message)
-
-    async def _send(self, kind: str, sequence: int, data: bytes) -> None:
-        self._unsent = (kind, sequence, data)
-        if kind in ("hello", "heartbeat"):
-            self._under_way[sequence] = self._clock()
+        try:
+            data = encode(self._fingerprint, self._sender, self._sequence, message)
+        except Refused as refused:
+            self.dropped[refused.cause] += 1
+            return
+        if message.kind in ("hello", "heartbeat"):
+            self._under_way[self._sequence] = self._clock()
             if len(self._under_way) > 16:
                 del self._under_way[next(iter(self._under_way))]
-        await self._link.publish(data)
-        self._unsent = None
-        self._count("out", kind, len(data))
+        self._link.publish(data)
+        self._count("out", message.kind, len(data))
 
     def _row(self, worker_id: str) -> Row | None:
         worker = self._registry.get(worker_id)
@@ -257,18 +270,19 @@ class Sync(NoSync):
         """The subscription stands: introduce this replica, and ask the others for what was missed."""
         self._statement = "hello"
         self._statement_due = self._clock()
-        self._linked.set()
-        self._wake.set()
+        self._linked = True
+        self._send_soon()
         self.resubscribed += self._was_linked
         self._was_linked = True
         self._resync.linked()
 
     def lost(self) -> None:
         """The subscription is gone: keep news until it is back."""
-        self._linked.clear()
+        self._linked = False
         self._under_way.clear()
         self._controls.clear()
         self._own_work.clear()
+        self._batches.clear()
         self._resync.lost()
 
     def receive(self, data: object) -> None:
@@ -276,6 +290,8 @@ class Sync(NoSync):
         try:
             if not isinstance(data, bytes):
                 raise Refused("malformed")
+            if not self._under_way and data.startswith(self._own):
+                return  # most of one's own messages say nothing when they come back
             envelope = open_envelope(data, self._fingerprint)
             if envelope.sender == self._sender:
                 self._echo(envelope.sequence)
@@ -333,7 +349,7 @@ class Sync(NoSync):
             self._peers.holds(envelope.sender, news.blocks)
         if news.kind == "hello":
             self._statement_due = now
-            self._wake.set()
+            self._send_soon()
 
     def _take_rows(self, envelope: Envelope, news: News) -> None:
         known: list[Row] = []

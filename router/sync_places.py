@@ -11,7 +11,7 @@ import contextlib
 import os
 import socket
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -95,12 +95,8 @@ class Places:
         """Whether channels belong to slots."""
         return self._url.mode == "cluster"
 
-    def client(self, place: Place) -> redis.asyncio.Redis:
-        """A new client of the server there; no connection is made yet."""
-        return _client(self._options, place)
-
     def address(self, place: Place) -> Address:
-        """The same for a connection that is not the client library's."""
+        """How to connect there; a password file is read anew."""
         options = self._options
         context = None
         if options.get("connection_class") is SSLConnection:
@@ -132,10 +128,16 @@ class Places:
                 reason = in_words(error)
         raise LinkDown(reason)
 
-    async def check(self, client: redis.asyncio.Redis) -> None:
-        """Raise LinkDown if the server is not what it was taken for."""
-        said = await _introduce(client)
-        mode, role = said.get("mode"), said.get("role")
+    def check(self, greeting: object) -> None:
+        """Raise LinkDown if the server, by its answer to HELLO, is not what it was taken for.
+
+        A server that is too old for that, or whose user may not ask, is believed.
+        """
+        if isinstance(greeting, Exception) and str(greeting).startswith("NOAUTH"):
+            raise LinkDown("it asks for a password")
+        pairs = greeting if isinstance(greeting, list) else []
+        said = {_text(key): value for key, value in zip(pairs[::2], pairs[1::2], strict=False)}
+        mode, role = _text(said.get("mode")), _text(said.get("role"))
         if mode == "cluster" and not self.sharded:
             raise LinkDown("it is part of a cluster: use redis+cluster://")
         if mode == "standalone" and self.sharded:
@@ -227,19 +229,8 @@ async def close(client: redis.asyncio.Redis) -> None:
             await client.aclose()
 
 
-async def _introduce(client: redis.asyncio.Redis) -> Mapping[str, str]:
-    """What the server says of itself; nothing if it is too old for that, or if this user may not ask."""
-    try:
-        async with asyncio.timeout(IO_SECONDS):
-            said = await command(client, "HELLO")
-    except ResponseError:
-        return {}
-    pairs = said.items() if isinstance(said, dict) else zip(said[::2], said[1::2], strict=False)
-    return {_text(key): _text(value) for key, value in pairs if isinstance(value, bytes | str)}
-
-
-def _text(value: bytes | str | None) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value or ""
+def _text(value: object) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value if isinstance(value, str) else ""
 
 
 def _client(options: dict[str, Any], place: Place) -> redis.asyncio.Redis:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from router.sync_redis import LinkDown, Listener
+from router.sync_redis import Listener
 
 
 class LocalBus:
@@ -51,11 +51,13 @@ class LocalLink:
         self._listener = listener
         self._bus.join(listener)
 
-    async def publish(self, message: bytes) -> None:
-        """Deliver, or raise LinkDown while the bus is down."""
-        await asyncio.sleep(0)
-        if not self._bus.up:
-            raise LinkDown("down")
+    @property
+    def ready(self) -> bool:
+        """Whether the bus is up."""
+        return self._bus.up
+
+    def publish(self, message: bytes) -> None:
+        """Deliver."""
         self._bus.put(message)
 
     async def aclose(self) -> None:

@@ -176,7 +176,7 @@ class SyncSettings(Group):
     sentinel_password_file: Path | None = None
     ca_file: Path | None = None
     channel: str = "prefix-router"
-    flush_seconds: Seconds = 0.005
+    flush_seconds: Seconds = 0.01
     heartbeat_seconds: Seconds = 1.0
     expire_seconds: Seconds = 3.0
     digest_seconds: Seconds = 10.0

@@ -32,7 +32,9 @@ class Control:
             text += f'# HELP b Help.\n# TYPE b gauge\nb{{process="{self.number}"}} 0.0\n'
             content = text.encode()
         elif scope["path"] == "/router/decisions":
-            content = msgspec.json.encode({"decisions": [{"at": 10.0 * age + self.number} for age in (2, 1)]})
+            found = [] if b"none" in scope["query_string"] and self.number != 2 else [2, 1]
+            told = [{"at": 10.0 * age + self.number} for age in found]
+            content = msgspec.json.encode({"replica": self.number, "decisions": told})
         else:
             content = b"%d" % self.number
         headers = [(b"content-length", b"%d" % len(content)), (b"x-number", b"%d" % self.number)]
@@ -94,6 +96,11 @@ async def test_a_scrape_has_each_metric_once_with_the_samples_of_all(group: Grou
 async def test_decisions_of_all_come_newest_first_and_no_more_than_were_asked_for(group: Group) -> None:
     answer = await group.ask("GET", "/router/decisions", query=b"limit=4&request_id=x")
     assert [record["at"] for record in msgspec.json.decode(answer.body)["decisions"]] == [23.0, 22.0, 21.0, 13.0]
+
+
+async def test_who_had_the_decision_is_named(group: Group) -> None:
+    answer = await group.ask("GET", "/router/decisions", query=b"request_id=none-here")
+    assert msgspec.json.decode(answer.body)["replica"] == 2
 
 
 async def test_one_that_does_not_answer_is_left_out(group: Group) -> None:

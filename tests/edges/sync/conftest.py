@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 import pytest
 import uvloop
 
-from router import sync, sync_places, sync_redis, sync_repair
+from router import sync_places, sync_redis, sync_repair
 from tests.edges.sync.rig import Channel, LocalChannel, RedisChannel, sync_tasks
 from tests.redis_server import RedisServer
 
@@ -32,7 +32,6 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sync_redis, "CHECK_SECONDS", 0.2)
     monkeypatch.setattr(sync_places, "IO_SECONDS", 0.2)
     monkeypatch.setattr(sync_redis, "ATTEMPT_SECONDS", 0.2)
-    monkeypatch.setattr(sync, "ATTEMPT_SECONDS", 0.2)
     monkeypatch.setattr(sync_repair, "FIRST_SECONDS", 0.5)
     monkeypatch.setattr(sync_repair, "SAME_PEER_SECONDS", 0.4)
     monkeypatch.setattr(sync_repair, "ANSWER_SPACING_SECONDS", 0.2)

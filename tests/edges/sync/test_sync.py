@@ -211,7 +211,7 @@ async def test_a_full_queue_drops_the_oldest_and_the_hole_is_repaired(channel: C
     assert two.sync.repairs.asked["gap"] == 1
 
 
-async def test_a_link_that_fails_keeps_the_news(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_link_that_fails_keeps_the_news() -> None:
     async with AsyncExitStack() as stack:
         channel = LocalChannel(stack)
         one, two = await channel.replica(), await channel.replica()
@@ -224,7 +224,6 @@ async def test_a_link_that_fails_keeps_the_news(caplog: pytest.LogCaptureFixture
         await wait(lambda: one.sync.up and two.depth(HASHES) == 20 and two.load() == 1)
         assert two.sync.gaps == 0
         lease.end()
-    assert [record.getMessage() for record in caplog.records if "cannot be sent" in record.getMessage()]
 
 
 async def test_without_redis_everything_is_quiet() -> None:

@@ -85,6 +85,29 @@ async def test_killed_connections_are_noticed_and_replaced(own_redis: RedisServe
         await wait(lambda: two.depth(HASHES) == 20 and one.load() == 1)
         await wait(lambda: one.sync.up and two.sync.up)
         lease.end()
+        if kind == "normal":
+            # What only speaks is replaced without missing a word of the others.
+            assert one.sync.resubscribed == two.sync.resubscribed == 0
+            assert one.sync.gaps == two.sync.gaps == 0
+
+
+@pytest.mark.redis
+async def test_one_that_may_listen_and_not_speak_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    user = ("--user", "router", "on", ">pa55", "resetchannels", "&*", "-@all", "+hello", "+subscribe")
+    with RedisServer(user) as server:
+        replica = make(settings_for(f"redis://router:pa55@127.0.0.1:{server.port}/0"))
+        replica.sync.start()
+        replica.serve(HASHES)
+        link = replica.sync._link
+        assert isinstance(link, sync_redis.RedisLink)
+        # It goes on trying.
+        await wait(lambda: link._publisher is not None)
+        first = link._publisher
+        await wait(lambda: link._publisher not in (None, first))
+        assert replica.sync.up is False
+        await replica.sync.aclose()
+    said = [record.getMessage() for record in caplog.records if "cannot be sent" in record.getMessage()]
+    assert said == ["replica news: cannot be sent (its user may not use the channel), trying again"]
 
 
 def link_to(url: str, channel: str, silence_seconds: float) -> sync_redis.RedisLink:
@@ -124,9 +147,9 @@ async def test_a_broken_listener_does_not_end_the_link(own_redis: RedisServer) -
     witness = Witness()
     link.start(witness)
     await wait(lambda: witness.links == 1)
-    await link.publish(b"anything")
+    link.publish(b"anything")
     await wait(lambda: witness.links == 2)
-    await link.publish(b"anything")
+    link.publish(b"anything")
     await wait(lambda: witness.messages == 2)
     await link.aclose()
 
