@@ -58,7 +58,7 @@ class OwnWork:
         batch: list[Step] = []
         room = ROOM
         while self._steps:
-            step = _told(*self._steps.popleft())
+            step = told(*self._steps.popleft())
             room -= step_bytes(step)
             if batch and (room < 0 or len(batch) == MAX_STEPS):
                 found.append(Steps(batch))
@@ -112,7 +112,7 @@ class TheirWork:
                 if worker is None:
                     self._dropped["unknown_worker"] += step.what <= STARTED_SILENT
                 else:
-                    self._take_step(worker, (sender, step.number), step, now)
+                    self.take_step(worker, sender, step, now)
         else:
             for one in message.workers:
                 worker = self._registry.get(one.worker)
@@ -125,7 +125,9 @@ class TheirWork:
         for key in [key for key in self._claims if key[0] == sender]:
             self._index.withdraw(self._claims.pop(key))
 
-    def _take_step(self, worker: Worker, key: Key, step: Step, now: float) -> None:
+    def take_step(self, worker: Worker, sender: str, step: Step, now: float) -> None:
+        """What became of another replica's request."""
+        key = (sender, step.number)
         if step.what == ANSWERED:
             # What it owns now comes with the news; until then the claim stands.
             self._claims.pop(key, None)
@@ -157,7 +159,8 @@ class TheirWork:
         return step.uncached * min(1.0, sum(map(weight_of, claim.blocks)) / sum(map(weight_of, new)))
 
 
-def _told(lease: Lease, what: What) -> Step:
+def told(lease: Lease, what: What) -> Step:
+    """What other replicas are told of a request."""
     if what == "answered":
         return Step(lease.worker.id, lease.key[1], ANSWERED)
     if what == "ended":

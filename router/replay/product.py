@@ -17,9 +17,9 @@ from router.replay.rules import MakeRule, News, Open, Rule, Setting
 from router.replay.trace import BYTES_PER_TOKEN, ID_TOKENS
 from router.replay.worker import Job
 from router.settings import PolicySettings, Settings
-from router.work import Waiting
+from router.sync_work import TheirWork, told
 from router.workers.health import State
-from router.workers.registry import Facts, Model, Registry, Worker
+from router.workers.registry import Facts, Lease, Model, Registry, Worker
 from router.workers.selection import Inquiry, Placement, Selector
 
 MODEL = "replayed"
@@ -108,6 +108,7 @@ class ProductRule:
         self._numbers = {worker.id: number for number, worker in enumerate(self.workers)}
         self._owned = _Owned()
         self.selector.owned_hooks.append(self._owned)
+        self._theirs = TheirWork(self.registry, self.index, lambda: self.now, {})
         self._placed: dict[int, Placement] = {}
         self._ticked = 0.0
 
@@ -122,6 +123,7 @@ class ProductRule:
         inquiry.prompt.prefix = b""  # hashed; hundreds of KB for each request that waits
         self._placed[job.number] = placement
         job.believed = placement.lease.uncached
+        job.note = placement.lease
         return self._numbers[placement.worker.id]
 
     def answered(self, job: Job, now: float) -> object:
@@ -138,16 +140,10 @@ class ProductRule:
 
     def hear(self, news: News, now: float) -> None:
         self.now = now
-        job = news.job
-        worker, sender = self.workers[job.worker], str(job.replica)
-        key = (sender, job.number)
+        lease, sender = _lease_of(news.job), str(news.job.replica)
+        worker = self.workers[news.job.worker]
         self.registry.set_remote(worker, sender, news.in_flight)
-        if news.event == "started":
-            worker.work.started(key, _waiting(job), now)
-        elif news.event == "answered":
-            worker.work.first_byte(key, now)
-        else:
-            worker.work.ended(key, now)
+        self._theirs.take_step(worker, sender, told(lease, news.event), now)
         if isinstance(news.note, Delta):
             self.index.apply(news.note, now)
 
@@ -157,12 +153,16 @@ class ProductRule:
         for number, jobs in open_.items():
             worker = self.workers[number]
             self.registry.set_remote(worker, sender, len(jobs))
-            found = {(sender, job.number): None if answered else _waiting(job) for job, answered in jobs}
+            found = {
+                (sender, lease.key[1]): None if answered else lease.work
+                for lease, answered in ((_lease_of(job), answered) for job, answered in jobs)
+            }
             worker.work.restate(sender, found, now)
 
 
-def _waiting(job: Job) -> Waiting:
-    return Waiting(job.believed, job.silent)
+def _lease_of(job: Job) -> Lease:
+    assert isinstance(job.note, Lease)
+    return job.note
 
 
 def _fleet(registry: Registry, index: AffinityMap, setting: Setting) -> list[Worker]:
@@ -174,6 +174,7 @@ def _fleet(registry: Registry, index: AffinityMap, setting: Setting) -> list[Wor
         worker.epoch = 1.0
         registry.learn(worker, facts)
         index.set_epoch(worker.id, worker.epoch)
+        index.set_capacity(worker.id, int(setting.engine.cache_tokens * setting.capacity_factor * BYTES_PER_TOKEN))
         workers.append(worker)
     return workers
 

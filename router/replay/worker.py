@@ -51,6 +51,7 @@ class Job:
     ended: float = math.nan
     cached: int = 0
     believed: int = 0  # tokens that the rule took the worker to compute
+    note: object = None  # what the rule wants to find again
     blocks: tuple[int, ...] = ()
     private: int = 0
     left: int = 0

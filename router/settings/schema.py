@@ -105,7 +105,7 @@ class AffinitySettings(Group):
 
     max_blocks: Positive = 200_000
     ttl_seconds: Seconds = 90 * 60.0
-    tentative_seconds: Seconds = 10.0
+    tentative_seconds: Seconds = 300.0
     hash_secret: SecretStr = SecretStr("")
 
 

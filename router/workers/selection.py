@@ -17,10 +17,11 @@ from router.calibration import TokenRatios
 from router.errors import ModelNotFound, Unavailable
 from router.hashing import BLOCK_BYTES, MOST_BLOCKS, block_hashes, chain_start, end_of
 from router.policy import POLICIES, Ask, Decision, Match, Reason, SlackTable
-from router.policy_work import Terms, View, choose_work, terms
+from router.policy_work import WEIGHTS, Terms, View, choose_work, pressure, terms
 from router.prompt import Prompt
 from router.quota import Quota
 from router.settings import CacheSettings, ModelSettings, Settings
+from router.work import REUSE_SHARE
 from router.workers import passive
 from router.workers.evidence import CHEAP_POOL, Seen, every, removed_from
 from router.workers.inquiry import WITH_PREFIX, Inquiry, equal_to_all, profile_of, worth
@@ -192,6 +193,8 @@ class Selector:
             scores = decision.scores
             decoding = [len(worker.work.answered) for worker in free] if scores is not None else None
             seen = (candidates, free, loads, matches, removed, inquiry.key, scores, decoding)
+        if matches and self._policy is None:
+            self._note_reuse(inquiry, matches, decision, now)
         placement = Placement(self, inquiry, decision, now)
         placement.evidence = seen
         return placement
@@ -275,11 +278,29 @@ class Selector:
         return steering, Ask(blocks, inquiry.tokens, inquiry.key, draw, self._turn, bypass, self.cut_off())
 
     def _view(self, now: float) -> View:
-        return View(now, None, self._held)
+        index, interval = self.index, self.registry.work.interval
+
+        def pushed_out(worker: str) -> float:
+            fill = index.fill(worker)
+            return pressure(fill, index.oldest_age(worker, now), interval) if fill >= WEIGHTS.full else 0.0
+
+        return View(now, pushed_out, self._held)
 
     def _held(self, worker: str) -> int:
         """How much the worker holds, in steps of a quarter of a doubling."""
-        return int(HELD_STEPS * math.log2(1 + self.index.blocks_of(worker)))
+        return int(HELD_STEPS * math.log2(1 + self.index.bytes_of(worker) / BLOCK_BYTES))
+
+    def _note_reuse(self, inquiry: Inquiry, matches: dict[str, Match], decision: Decision[Worker], now: float) -> None:
+        """Learn after what time prefixes are used again."""
+        name = next(iter(matches))  # the map names the deepest first
+        blocks = matches[name].blocks
+        if decision.match.blocks >= blocks:
+            name, blocks = decision.worker.id, decision.match.blocks
+        share = inquiry.end(blocks) / max(1, inquiry.prompt.size)
+        if blocks and share >= REUSE_SHARE:
+            age = self.index.age(name, inquiry.hashes[blocks - 1], now)
+            if age is not None:
+                self.registry.work.reused(age, share)
 
     def _start(self, tenant: str, model: str, salt: str) -> int:
         key = (tenant, model, salt)

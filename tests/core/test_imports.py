@@ -54,7 +54,7 @@ FLOORS = {
     "control": 7,
     "fit": 6,
     "doctor": 6,
-    "replay": 6,
+    "replay": 7,
     "app": 9,
     "serving": 10,
     "demo": 10,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -146,6 +147,27 @@ def test_work_prefers_the_holder_until_its_queue_costs_more_than_it_saves() -> N
         assert sent.believed == 768  # half a block of the tail is taken to be shared
     # The holder saves 20.5 blocks of 512 at 1.25 a token.
     assert number - 2 == 1 + int(1.25 * 20.5 * 512 / 768)
+
+
+def test_work_believes_of_a_cache_what_fits_into_it() -> None:
+    small = replace(setting(1), engine=Engine(cache_tokens=20 * ID_TOKENS))
+    rule = ProductRule(small, "work", "whole")
+    for number, family in enumerate((1, 2, 1)):
+        sent = job(number, blocks(family, 12))
+        sent.worker = rule.place(sent, float(number))
+        rule.answered(sent, number + 0.5)
+        rule.ended(sent, number + 0.5)
+        believed = sent.believed
+    # Four were evicted, and half a block is taken to be shared beyond what is known.
+    assert believed == 3.5 * ID_TOKENS
+
+
+def test_equal_prompts_on_two_replicas_meet_where_the_first_of_them_went() -> None:
+    arrivals = [Request(10.0 + number / 50, blocks(1, 40), 40 * ID_TOKENS, 5) for number in range(16)]
+    fleet = Fleet(Trace("t", tuple(arrivals)), rule_of("work"), Scenario(replicas=2, delay=0.01, seed=3))
+    jobs = fleet.run()
+    assert {one.replica for one in jobs} == {0, 1}
+    assert len({one.worker for one in jobs}) <= 2
 
 
 def test_work_on_two_replicas_that_hear_nothing_but_heartbeats_ends_empty() -> None:

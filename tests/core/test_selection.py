@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -226,3 +227,37 @@ def test_a_claim_steers_until_it_is_withdrawn() -> None:
     second.release()
     assert fleet.place().decision.reason is Reason.MISS
     assert [worker.load for worker in fleet.workers].count(0) == 2
+
+
+def test_work_learns_after_what_time_prefixes_are_used_again() -> None:
+    fleet = Fleet(policy={"name": "work"})
+    fleet.warm()
+    assert fleet.registry.work.interval == 60.0
+    fleet.place(TEXT, now=30.0).release()
+    assert fleet.registry.work.interval == pytest.approx(60.0 - 0.02 * 30.0)
+    fleet.place(TEXT + b"x" * 3 * len(TEXT), now=40.0).release()  # a quarter of it is no re-use of it
+    assert fleet.registry.work.interval == pytest.approx(60.0 - 0.02 * 30.0)
+
+
+def test_work_spares_a_full_cache_whose_oldest_entry_is_young() -> None:
+    fleet = Fleet(policy={"name": "work"})
+    owner = fleet.warm()
+    fleet.index.set_capacity(owner.id, fleet.index.bytes_of(owner.id))
+    inquiry = fleet.inquire(b"something else. " * 300)
+    _, matches, candidates = fleet.selector.preview(inquiry, 1.0)
+    terms = fleet.selector.terms(inquiry, candidates, matches, 1.0)
+    assert terms[owner.id].evicting == pytest.approx(inquiry.tokens * math.exp(-1 / 180), rel=1e-3)
+    assert all(terms[worker.id].evicting == 0 for worker in fleet.workers if worker is not owner)
+
+
+def test_the_very_same_prompt_that_waits_somewhere_is_expected_to_be_there_whole() -> None:
+    fleet = Fleet(policy={"name": "work"})
+    first = fleet.place()
+    second = fleet.place()
+    assert second.worker is first.worker
+    assert second.lease.uncached <= fleet.workers[0].facts.profile.unit
+    first.own(0.0)
+    first.release()
+    second.release()
+    assert not fleet.registry.work.twins
+    assert fleet.place().lease.uncached > 50
