@@ -6,9 +6,11 @@ WORKDIR /src
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY router router
 COPY loadtest loadtest
+# Between commas, what else is wanted: --build-arg EXTRAS=otel
+ARG EXTRAS=""
 # Wheels only, so that the second step installs what the first one has chosen and nothing else.
-RUN pip wheel --no-cache-dir --wheel-dir /wheels --constraint constraints.txt . \
-    && pip install --no-cache-dir --no-index --find-links /wheels --prefix /install /wheels/prefix_router-*.whl
+RUN pip wheel --no-cache-dir --wheel-dir /wheels --constraint constraints.txt ".${EXTRAS:+[$EXTRAS]}" \
+    && pip install --no-cache-dir --no-index --find-links /wheels --prefix /install "prefix-router${EXTRAS:+[$EXTRAS]}"
 
 FROM python:3.11-slim
 RUN useradd --system --uid 10001 --no-create-home --shell /usr/sbin/nologin router

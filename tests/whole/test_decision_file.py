@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from loadtest.conversation import Shape, play, user_turns
@@ -49,6 +50,22 @@ def test_every_request_has_its_line_with_what_became_of_it(recorded: tuple[Path,
         assert len(line["hashes"]) == line["blocks"] == len(boundaries(line["prompt_bytes"]))
     hits = [line for line in found if line["reason"] == "hit"]
     assert len(hits) >= CONVERSATIONS * (TURNS - 1)
+
+
+def test_a_request_that_was_asked_again_has_a_line_for_each_worker(build: Builder, tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    rig = build(environment={"ROUTER_DECISION_FILE__PATH": str(path)})
+    for worker in rig.workers:
+        worker.add_faults({"action": {"kind": "status", "status": 503}, "times": 1, "path": "/v1/chat/completions"})
+    body = {"model": MODEL, "max_tokens": 2, "messages": [{"role": "user", "content": "both are busy"}]}
+    answer = httpx.post(f"{rig.front}/v1/chat/completions", json=body, trust_env=False, timeout=30)
+    assert answer.status_code == 503
+    rig.routers[0].stop()  # what waits to be written is written then
+    first, second = lines(path)
+    assert (first["attempt"], first["outcome"], first["error"]) == (1, "retried", "overloaded")
+    assert (second["attempt"], second["outcome"], second["status"]) == (2, "upstream_error", 503)
+    assert first["request_id"] == second["request_id"]
+    assert first["worker"] != second["worker"]
 
 
 def test_no_word_of_any_prompt_is_in_it(recorded: tuple[Path, str]) -> None:
