@@ -20,6 +20,7 @@ from router.workers.discovery import MetricsFacts
 # With fewer prompts than this a share says nothing.
 ENOUGH: Final = 30
 NAMED: Final = 5
+VERDICTS: Final = ("working", "idle")
 ORDER: Final = (Level.UNREACHABLE, Level.PROBLEM, Level.ADVICE, Level.NOTE)
 
 
@@ -64,9 +65,15 @@ def floors(workers: Sequence[WorkerView]) -> dict[str, int]:
 
 
 def findings(view: View) -> list[Finding]:
-    """The gravest first."""
+    """Whether it works at all, then the gravest first."""
     found = [finding for rule in _RULES for finding in rule(view)]
-    return sorted(found, key=lambda finding: ORDER.index(finding.level))
+    return sorted(found, key=lambda finding: (_rank(finding), ORDER.index(finding.level)))
+
+
+def _rank(finding: Finding) -> int:
+    if finding.level is Level.UNREACHABLE:
+        return 0
+    return 1 if finding.code in VERDICTS else 2
 
 
 def _share(part: int, whole: int) -> str:
@@ -161,6 +168,18 @@ def _floor(view: View) -> Iterator[Finding]:
         yield Finding("below_block_floor", level, text, change)
 
 
+def _finer_than_told(view: View) -> Iterator[Finding]:
+    for model, traffic in view.recent.models.items():
+        profile = view.profile_of(model)
+        if profile is not None and traffic.finer:
+            text = (
+                f"{traffic.finer:,} of the last {traffic.prompts:,} prompts to {model} were shorter than "
+                f"{profile.floor_tokens:,} tokens and resumed something all the same: its cache is finer than it says."
+            )
+            change = f"models.{model}.cache.hit_unit, so that such prompts are routed by what they share."
+            yield Finding("finer_than_told", Level.ADVICE, text, change)
+
+
 def _able(traffic: Traffic) -> int:
     """Prompts that had something to look for, and a choice."""
     return sum(traffic.reasons[reason] for reason in ("hit", "miss", "spill"))
@@ -230,7 +249,7 @@ def _verdict(view: View) -> Iterator[Finding]:
         parts = [f"{_share(reasons['hit'], able)} of the last {able:,} prompts found their beginning in a cache"]
         if view.ttft_hit and view.ttft_without and view.ttft_without > 1.2 * view.ttft_hit:
             times = view.ttft_without / view.ttft_hit
-            parts.append(f"their first byte came {times:.1f} times sooner than without")
+            parts.append(f"their first byte came {times:.1f} times sooner than without, on average")
         if view.saved:
             parts.append(f"{_duration(view.saved)} of prefill were spared since the start")
         yield Finding("working", Level.NOTE, "Affinity works: " + "; ".join(parts) + ".", None)
@@ -246,6 +265,7 @@ _RULES: tuple[Callable[[View], Iterator[Finding]], ...] = (
     _fleet,
     _disabled,
     _floor,
+    _finer_than_told,
     _mixed,
     _short_falls,
     _replicas,

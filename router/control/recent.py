@@ -58,10 +58,14 @@ class Answers:
 
 @dataclass(slots=True)
 class Traffic:
-    """The prompts of one model: why each was placed, and how many were shorter than its engines can reuse."""
+    """The prompts of one model: why each was placed, and how many were shorter than its engines can reuse.
+
+    `finer`: prompts so short of which the engine reused something all the same.
+    """
 
     prompts: int = 0
     below_floor: int = 0
+    finer: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
     answers: Answers = field(default_factory=Answers)
 
@@ -91,7 +95,9 @@ def look_back(records: Iterable[DecisionRecord], floors: Mapping[str, int]) -> R
         traffic.answers.add(record)
         if record.reason != "bypass":
             tokens = record.reported_prompt_tokens or record.prompt_tokens
-            traffic.below_floor += tokens < floors.get(record.model, 0)
+            if tokens < floors.get(record.model, 0):
+                traffic.below_floor += not record.reported_cached_tokens
+                traffic.finer += bool(record.reported_cached_tokens)
         answers = recent.workers.get(record.worker)
         if answers is None:
             answers = recent.workers[record.worker] = Answers()

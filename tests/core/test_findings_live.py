@@ -64,8 +64,13 @@ def test_affinity_that_works_says_so_and_what_it_is_worth() -> None:
     text = found(records, saved=75.0, ttft_hit=0.2, ttft_without=2.4)["working"].text
     assert text == (
         "Affinity works: 75 % of the last 40 prompts found their beginning in a cache; their first byte came 12.0 "
-        "times sooner than without; 75 s of prefill were spared since the start."
+        "times sooner than without, on average; 75 s of prefill were spared since the start."
     )
+
+
+def test_whether_it_works_comes_before_what_could_be_better() -> None:
+    records = [decision("hit")] * 30 + [decision("spill")] * 30
+    assert list(found(records, worker(), worker("w2", "ejected"))) == ["working", "workers_ejected", "spills"]
 
 
 def test_with_nothing_to_say_it_says_that() -> None:
@@ -89,6 +94,13 @@ def test_the_floor_is_no_matter_with_few_long_or_fine_grained_prompts(
 ) -> None:
     records = [decision("miss", prompt_tokens=tokens)] * count
     assert "below_block_floor" not in found(records, worker(profile=profile))
+
+
+def test_engines_that_reuse_short_prompts_refute_the_floor() -> None:
+    records = [decision("below_block_floor", prompt_tokens=2_000, reported_cached_tokens=1_600)] * 40
+    said = found(records, worker(profile=COARSE))
+    assert "below_block_floor" not in said
+    assert said["finer_than_told"].text.startswith("40 of the last 40 prompts to m were shorter than 3,200 tokens")
 
 
 def test_a_cache_that_is_off_is_named_with_its_worker_and_its_flag() -> None:

@@ -44,7 +44,7 @@ function showFleet(state) {
     ["Prompt tokens from cache", cached, "wide"],
     ["Model", (worker) => worker.models.join(", ") + (worker.model_count > worker.models.length ? ` and ${worker.model_count - worker.models.length} more` : "") || "–"],
     ["Hits from", (worker) => worker.cache.enabled === false ? "cache off" : `${count(worker.cache.floor_tokens)} tokens${worker.cache.enabled ? "" : " (assumed)"}`],
-    ["Blocks", (worker) => count(worker.blocks), "minor"],
+    ["Predictions", (worker) => known(worker.hits.precision) ? [`${percent(worker.hits.precision, 1)} came true`, el("br"), soft(`${percent(worker.hits.recall, 1)} foreseen`)] : "–", "slim minor"],
     ["Cache since", (worker) => known(worker.epoch) ? age(worker.epoch_age_seconds) : "unknown"],
     ["Engine", (worker) => known(worker.engine.running) ? `${count(worker.engine.running)} run, ${count(worker.engine.waiting)} wait` : "–", "minor"],
   ], state.workers, (worker) => worker.id);
