@@ -86,9 +86,12 @@ def _sync(sync: Json, style: Style) -> str:
 
 def _findings(views: Sequence[View], style: Style, width: int) -> Iterator[str]:
     seen: dict[str, str] = {}
+    codes: set[str] = set()
     for view in views:
-        for finding in (view.state or {}).get("findings", ()):
-            seen.setdefault(plain(finding["text"]), str(finding["level"]))
+        found = (view.state or {}).get("findings", ())
+        # What two replicas find alike differs in figures; once is enough.
+        seen |= {plain(one["text"]): str(one["level"]) for one in found if one["code"] not in codes}
+        codes |= {str(one["code"]) for one in found}
     if seen:
         yield ""
     for text, level in list(seen.items())[:FINDINGS]:

@@ -129,6 +129,12 @@ def test_findings_stand_once_with_their_weight_and_fit_the_width() -> None:
     finding = {"code": "x", "level": "problem", "text": "word " * 40, "change": None}
     text = shown(View("http://a", state(findings=[finding])), View("http://b", state(findings=[finding])), width=60)
     assert text.count("! word") == 1
+    other = {**finding, "text": "words like those", "level": "note"}
+    again = {**finding, "code": "y", "text": "something else"}
+    text = shown(View("http://a", state(findings=[finding, again])), View("http://b", state(findings=[other])))
+    assert "! something else" in text
+    assert "words like those" not in text
+    text = shown(View("http://a", state(findings=[finding])), width=60)
     assert max(len(line) for line in text.splitlines()) <= 60
     assert text.count("word") == 40
 
@@ -175,7 +181,9 @@ def test_what_others_have_named_can_not_steer_the_terminal() -> None:
     hostile = "\x1b[2J\x1b]0;owned\x07name"
     row = worker(models=[hostile], state="\x1b[31mready")
     found = decision(hostile, 1.0, reason=hostile)
-    text = shown(View("http://a", state(row, decisions=[found], findings=[{"text": hostile, "level": "note"}])))
+    text = shown(
+        View("http://a", state(row, decisions=[found], findings=[{"code": "x", "text": hostile, "level": "note"}]))
+    )
     assert "\x1b" not in text
     assert "\x07" not in text
     assert plain(hostile) == "?[2J?]0;owned?name"
