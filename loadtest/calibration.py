@@ -33,6 +33,8 @@ MODEL = "sim-model"
 CHAT = "/v1/chat/completions"
 # Predictions and counts are taken from the router's ring, which has room for a run.
 DECISIONS = 1_000
+# After so many, a conversation makes way for another.
+TURNS = 30
 # As the router: what is closer together is no difference.
 TOLERANCE = 0.03
 BYTES_PER_TOKEN = 5.5  # of these conversations, in the simulated workers' tokens
@@ -132,8 +134,7 @@ class Play:
 
     def _new_talk(self) -> Generator[dict[str, Any], str, None]:
         """The bodies of a conversation's turns."""
-        turns = 200
-        shape = Shape(turns=turns, first_tokens=self._scenario.first_tokens, growth_tokens=60, answer_tokens=8)
+        shape = Shape(turns=TURNS, first_tokens=self._scenario.first_tokens, growth_tokens=60, answer_tokens=8)
         messages: list[dict[str, str]] = []
         for text in user_turns(self._rng.getrandbits(32), shape):
             messages.append({"role": "user", "content": text})
@@ -153,7 +154,11 @@ class Play:
             answer = self._client.post(self.router.url + CHAT, json=bodies[chosen])
             answer.raise_for_status()
             said = answer.json()["choices"][0]["message"]["content"]
-            bodies[chosen] = self._talks[chosen].send(said)
+            try:
+                bodies[chosen] = self._talks[chosen].send(said)
+            except StopIteration:
+                self._talks[chosen] = self._new_talk()
+                bodies[chosen] = next(self._talks[chosen])
         result = self._result(requests)
         self._client.close()
         return result

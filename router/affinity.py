@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from router.hashing import BLOCK_BYTES, WIDTH_MASK, weight_of
+from router.hashing import BLOCK_BYTES, WIDTH_MASK
 from router.holdings import Holdings, Lineage, reach, unproven
 from router.touches import Export, Fronts, LastUse, Owner, Touch, Use, distinct
 
@@ -229,15 +229,15 @@ class AffinityMap:
         return LastUse(touch, touch.used, touch.tentative) if touch is not None else None
 
     def bytes_since(self, worker: str, used: float, most: int) -> int:
-        """The bytes that blocks stand for which the worker used later than that; looks at `most` blocks or so."""
+        """About how many bytes the blocks stand for that the worker used later than that; at most `most` uses count."""
         owner = self._owners.get(worker)
         touch = owner.newest if owner is not None else None
-        size = 0
+        blocks = 0
         while touch is not None and touch.used > used and most > 0:
-            size += sum(map(weight_of, touch.blocks))
-            most -= len(touch.blocks)
+            blocks += len(touch.blocks)
+            most -= 1
             touch = touch.earlier
-        return size
+        return blocks * owner.bytes // owner.pairs if owner is not None and owner.pairs else 0
 
     def disprove(self, use: LastUse) -> None:
         """Forget what was not used since that use: its worker was found not to hold what came before that."""

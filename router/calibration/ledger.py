@@ -11,9 +11,8 @@ KEEP = 0.99
 STRIKES = 3
 # Of what was predicted, less than this was there: the prefix is gone, and has not only lost its end.
 GONE = 0.5
-# What was proven is believed a little less with every further hit; a hit is looked at closely only near the record.
-FADE = 0.99
-NEAR = 0.8
+# What was proven is believed a little less with every further hit; a hit is looked at closely only if it breaks that.
+FADE = 0.995
 # A cache that seems to be emptied again so soon is one that holds less than it is taken to hold.
 AGAIN_SECONDS = 600.0
 # Of these causes none explains a loss other than by a cache that was emptied.
@@ -94,9 +93,9 @@ class Ledger:
             # It is older than the failures, so the cache was not emptied before them.
             self._strikes = 0
         age = now - used
-        near = age >= NEAR * self.proven_age
-        self.proven_age = max(age, FADE * self.proven_age)
-        return near
+        record = age > self.proven_age
+        self.proven_age = age if record else FADE * self.proven_age
+        return record
 
     def stayed(self, since: int) -> None:
         """So many tokens were used after an entry that was still there."""

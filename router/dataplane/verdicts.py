@@ -37,11 +37,11 @@ log = logging.getLogger("router")
 
 # Uses since the first sign of an emptied cache that are carried over into its new epoch, in blocks.
 CARRIED_BLOCKS = 20_000
-# Of what was used since an entry, no more is looked at.
-BLOCKS_SINCE = 50_000
+# Of what was used since an entry, no more uses are looked at.
+USES_SINCE = 2_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Answered:
     """What is kept of an answer that said nothing of the cache, until the worker's counters do."""
 
@@ -147,18 +147,21 @@ class Verdicts:
         self, worker: Worker, account: Account, answered: Answered, verdict: Verdict, reported: int, sent: float
     ) -> None:
         belief, ledger = answered.belief, account.ledger
-        if belief.predicted == 0 and verdict is not Verdict.BETTER:
-            return
-        if answered.epoch != worker.epoch:
+        if (belief.predicted == 0 and verdict is not Verdict.BETTER) or answered.epoch != worker.epoch:
             return
         if belief.predicted and ledger.was_there(belief.used, sent):
             ledger.stayed(self._since(worker, answered))
-        shadow = self._shadow(worker, answered.model)
+        capacity = ledger.capacity
+        before = capacity.tokens
+        if before is None:
+            return
+        shadow = self._tokens(self._index.bytes_of(worker.id), answered.model)
         if verdict is Verdict.BETTER:
-            ledger.capacity.exceeded(shadow, reported - belief.predicted, answered.prompt_tokens)
+            capacity.exceeded(shadow, reported - belief.predicted, answered.prompt_tokens)
         else:
-            ledger.capacity.confirmed(shadow, oldest_half=self._in_oldest_half(worker, belief.used, sent))
-        self._apply_capacity(worker, account)
+            capacity.confirmed(shadow, oldest_half=self._in_oldest_half(worker, belief.used, sent))
+        if capacity.tokens != before:
+            self._apply_capacity(worker, account)
 
     def _fell_short(self, worker: Worker, account: Account, answered: Answered, reported: int, sent: float) -> None:
         since = self._since(worker, answered)
@@ -168,7 +171,7 @@ class Verdicts:
             return
         belief, ledger = answered.belief, account.ledger
         if cause is Cause.EVICTED:
-            shadow = self._shadow(worker, answered.model)
+            shadow = self._tokens(self._index.bytes_of(worker.id), answered.model)
             ledger.capacity.fell_short(shadow, belief.predicted - reported, answered.prompt_tokens)
             self._apply_capacity(worker, account)
         emptied = ledger.was_missing(cause, belief.predicted, reported, sent, since)
@@ -256,7 +259,7 @@ class Verdicts:
         used = answered.belief.used
         if used is None:
             return 0
-        since = self._tokens(self._index.bytes_since(worker.id, used, BLOCKS_SINCE), answered.model)
+        since = self._tokens(self._index.bytes_since(worker.id, used, USES_SINCE), answered.model)
         return max(0, since - answered.prompt_tokens)
 
     # -- helpers -------------------------------------------------------------------------------------------
@@ -270,10 +273,6 @@ class Verdicts:
             account.ledger.begin(worker.epoch)
             account.counters.forget()
         return account
-
-    def _shadow(self, worker: Worker, model: str) -> int:
-        """What the map remembers of the worker, in tokens."""
-        return self._tokens(self._index.bytes_of(worker.id), model)
 
     def _tokens(self, size: int, model: str) -> int:
         return int(size * self._ratios.ratio(model))

@@ -61,7 +61,8 @@ class Placement:
         self.lease = Lease(
             selector.registry,
             decision.worker,
-            inquiry.tokens - decision.match.expected,
+            # What is only observed is not counted on.
+            inquiry.tokens - (decision.match.expected if inquiry.settings.reuse == "on" else 0),
             silent=not inquiry.prompt.stream,
             whole=inquiry.whole,
         )
