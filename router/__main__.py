@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from router.descriptors import descriptor_warnings, raise_limit
 from router.errors import SettingsError
+from router.reload import Sources
 from router.settings import Settings, cautions, load
 from router.workers.registry import worker_id
 
@@ -70,9 +72,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         from router.serving import run
 
     try:
-        return run(settings)
+        return run(settings, Sources(partial(_load, parsed), (parsed.config,) if parsed.config else ()))
     except SettingsError as error:
         return _refuse(error)
+
+
+def _load(parsed: argparse.Namespace) -> Settings:
+    """The settings as they are now, for a router that runs; raises SettingsError also for those of no use."""
+    settings = load(parsed.config, _flags(parsed), FLAGS)
+    obstacle = _obstacle(settings)
+    if obstacle is not None:
+        raise SettingsError([obstacle])
+    return settings
 
 
 def _refuse(error: SettingsError) -> int:

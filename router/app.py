@@ -31,14 +31,15 @@ from router.decisions import DecisionRing
 from router.descriptors import connections_for, raise_limit
 from router.hashing import fingerprint
 from router.metrics import Metrics, Sample
-from router.settings import Settings
+from router.reload import Reloader, Sources
+from router.settings import Settings, WorkerSettings
 from router.siblings import Member, Siblings
 from router.sync import NoSync, Sync
 from router.sync_metrics import describe_sync
 from router.workers.dns_fleet import DnsFleet, resolver_of
 from router.workers.health import State
 from router.workers.probes import Prober
-from router.workers.registry import Registry, Worker
+from router.workers.registry import Registry, Worker, worker_id
 from router.workers.selection import Selector
 
 log = logging.getLogger("router")
@@ -53,8 +54,9 @@ class Router:
     It is alone at its port, or a `member` of several.
     """
 
-    def __init__(self, settings: Settings, member: Member | None = None) -> None:
+    def __init__(self, settings: Settings, member: Member | None = None, sources: Sources | None = None) -> None:
         self.settings = settings
+        self.reloader = Reloader(sources, self.reconfigure, settings)
         self.sender = secrets.token_hex(8)
         clock = time.monotonic
         self.metrics = Metrics(str(member.number) if member else "")
@@ -68,8 +70,7 @@ class Router:
         self.tenancy = Tenancy(settings)
         self.selector.quota.reconfigure(affinity.max_blocks, affinity.ttl_seconds, self.tenancy.share)
         self.admission = Admission(self.registry, settings.limits.queue_per_worker, settings.timeouts.queue)
-        worker_key = settings.auth.worker_api_key
-        key = worker_key.get_secret_value() if worker_key else None
+        key = _worker_key(settings)
         keys_end_here = bool(settings.auth.client_keys)
         self.pools = Pools(self.registry, _upstream_limits(settings), key, keys_end_here=keys_end_here)
         self.prober = Prober(self.registry, settings.health, worker_key=key, clock=clock, wall=time.time)
@@ -84,9 +85,9 @@ class Router:
             time.time,
             correct=settings.calibration.correct,
         )
-        relay = Relay(self.registry, self.verdicts, self.metrics, clock, reveal=settings.decision_headers)
+        self.relay = relay = Relay(self.registry, self.verdicts, self.metrics, clock, reveal=settings.decision_headers)
         stored = StoredResponses(self.registry, self.pools, relay, self.metrics)
-        dispatcher = Dispatcher(
+        self.dispatcher = dispatcher = Dispatcher(
             settings,
             self.selector,
             self.admission,
@@ -131,9 +132,47 @@ class Router:
         self._connect_hooks()
         self._describe()
         for worker in settings.workers:
-            slots = worker.slots or settings.limits.default_slots
-            own_key = worker.api_key.get_secret_value() if worker.api_key else None
-            self.registry.add(worker.url, slots=slots, api_key=own_key)
+            self._add_worker(worker)
+
+    def reconfigure(self, settings: Settings) -> None:
+        """Take other settings over in one step, as far as that is possible while serving; what runs goes on."""
+        before, self.settings = self.settings, settings
+        affinity = settings.affinity
+        self.index.max_blocks, self.index.ttl = affinity.max_blocks, affinity.ttl_seconds
+        self.index.tentative_ttl = affinity.tentative_seconds
+        self.tenancy.reconfigure(settings)
+        self.selector.reconfigure(settings)
+        self.selector.quota.reconfigure(affinity.max_blocks, affinity.ttl_seconds, self.tenancy.share)
+        self.selector.quota.keep(self.tenancy.tenants)
+        self.admission.reconfigure(settings.limits.queue_per_worker, settings.timeouts.queue)
+        self.relay.reconfigure(reveal=settings.decision_headers)
+        self.dispatcher.reconfigure(settings)
+        self.app.reconfigure(settings.limits)
+        self.control.reconfigure(settings)
+        self.protocol.bounds = _bounds(settings)
+        self._change_workers(before)
+        limits, keys_end_here = _upstream_limits(settings), bool(settings.auth.client_keys)
+        self.pools.reconfigure(self.registry, limits, _worker_key(settings), keys_end_here=keys_end_here)
+        self.prober.reconfigure(settings.health, _worker_key(settings))
+
+    def _change_workers(self, before: Settings) -> None:
+        """Workers that the settings no longer name go, others come; those that were added by hand stay."""
+        named = {worker.url for worker in self.settings.workers}
+        for old in before.workers:
+            gone = self.registry.get(worker_id(old.url))
+            if gone is not None and old.url not in named:
+                self.registry.remove(gone)
+        for worker in self.settings.workers:
+            self._add_worker(worker)
+
+    def _add_worker(self, wanted: WorkerSettings) -> None:
+        slots = wanted.slots or self.settings.limits.default_slots
+        own_key = wanted.api_key.get_secret_value() if wanted.api_key else None
+        worker = self.registry.add(wanted.url, slots=slots, api_key=own_key)
+        more = slots > worker.slots
+        worker.slots, worker.api_key = slots, own_key
+        if more:
+            self.registry.notify_freed(worker)
 
     def is_draining(self) -> bool:
         """This replica takes no new work from the balancer."""
@@ -146,7 +185,8 @@ class Router:
         self.sync.start()
         if self.siblings is not None:
             await self.siblings.start()
-        for work in (self._tick(), self._watch_lag()):
+        follow = self.reloader.run(late=self.siblings is not None)
+        for work in (self._tick(), self._watch_lag(), follow):
             task = asyncio.create_task(work)
             self._tasks.add(task)
 
@@ -242,6 +282,9 @@ class Router:
         self.metrics.counter("router_decision_file_lines_total", "Decisions by fate.", ("result",), self._file_lines)
         self.metrics.counter("router_dns_lookups_total", "Lookups of names.", ("result",), self._lookups)
         self.metrics.counter("router_spans_total", "Spans by fate.", ("result",), self._spans)
+        self.metrics.counter(
+            "router_config_reloads_total", "Settings read again, by result.", ("result",), self._reloads
+        )
         describe_sync(self.metrics, self.sync)
         describe_tenancy(self.metrics, self.tenancy, self.selector.quota, time.monotonic)
 
@@ -266,6 +309,9 @@ class Router:
     def _connections(self) -> Iterable[Sample]:
         return [((worker,), count) for worker, count in self.pools.connections().items()]
 
+    def _reloads(self) -> Iterable[Sample]:
+        return [((result,), count) for result, count in self.reloader.results.items()]
+
     def _file_lines(self) -> Iterable[Sample]:
         results = self.decision_file.results if self.decision_file else {}
         return [((result,), count) for result, count in results.items()]
@@ -283,6 +329,11 @@ class Router:
 
 def _set_epoch(index: AffinityMap, worker: Worker) -> None:
     index.set_epoch(worker.id, worker.epoch)
+
+
+def _worker_key(settings: Settings) -> str | None:
+    key = settings.auth.worker_api_key
+    return key.get_secret_value() if key else None
 
 
 def _upstream_limits(settings: Settings) -> UpstreamLimits:

@@ -22,9 +22,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from router.errors import SettingsError
+from router.reload import Sources
 from router.restarts import Restarts
-from router.serving import FORCE, LEAVING, LISTENING, bind, configure_logging, serve, shown
-from router.settings import Settings
+from router.serving import FORCE, LEAVING, LISTENING, RELOAD, bind, configure_logging, hung_up, serve, shown
+from router.settings import Settings, cautions
 from router.siblings import Member
 
 log = logging.getLogger("router.processes")
@@ -53,9 +54,11 @@ class Seat:
     due: float | None = 0.0
 
 
-def run(settings: Settings) -> int:
+def run(settings: Settings, sources: Sources | None = None) -> int:
     """Serve with `settings.processes` processes until a signal ends them; the exit code."""
     configure_logging(settings)
+    for line in cautions(settings):
+        log.warning("%s", line)
     first = bind(settings)
     if first is None:
         return 1
@@ -65,15 +68,15 @@ def run(settings: Settings) -> int:
     supervisor = Supervisor(
         settings.processes,
         lambda: bind(settings, port=port, share=True),
-        lambda listener, member: _serve(settings, listener, member),
+        lambda listener, member: _serve(settings, listener, member, sources),
     )
     timeouts = settings.timeouts
     return supervisor.run(timeouts.drain_delay + timeouts.drain + END_SECONDS)
 
 
-def _serve(settings: Settings, listener: socket.socket, member: Member) -> int:
+def _serve(settings: Settings, listener: socket.socket, member: Member, sources: Sources | None) -> int:
     try:
-        return serve(settings, listener, member)
+        return serve(settings, listener, member, sources)
     except SettingsError as error:
         for problem in error.problems:
             log.error("%s", problem)
@@ -144,7 +147,9 @@ class Supervisor:
         for key, _ in self._selector.select(self._until_due()):
             if key.fileobj is wake:
                 for number in _drained(wake):
-                    if number in ENDING:
+                    if number == signal.SIGHUP and not hung_up():
+                        self._tell(RELOAD)
+                    elif number in ENDING:
                         self._end(number, grace)
             else:
                 self._hear(key.data, key.fileobj)  # type: ignore[arg-type]
@@ -233,7 +238,9 @@ class Supervisor:
             if seat.listener is not None:
                 # Or the port would stay open, with nobody to accept, once the children have closed it.
                 seat.listener.close()
-        word = b"%d" % number if self._signals == 1 else FORCE
+        self._tell(b"%d" % number if self._signals == 1 else FORCE)
+
+    def _tell(self, word: bytes) -> None:
         for channel in [seat.channel for seat in self._seats if seat.channel] + list(self._leaving.values()):
             with contextlib.suppress(OSError):
                 channel.send(word)

@@ -16,14 +16,15 @@ import uvicorn
 
 from router.app import Router
 from router.descriptors import descriptor_warnings, raise_limit
-from router.settings import Settings
+from router.reload import Sources
+from router.settings import Settings, cautions
 from router.siblings import Member
 
 log = logging.getLogger("router")
 FIRST_LOOK_SECONDS = 2.0
 BACKLOG = 2048
 # What a process tells its parent, and what it is told.
-LISTENING, LEAVING, FORCE = b"listening", b"leaving", b"force"
+LISTENING, LEAVING, FORCE, RELOAD = b"listening", b"leaving", b"force", b"reload"
 
 
 class RouterServer(uvicorn.Server):
@@ -41,8 +42,8 @@ class RouterServer(uvicorn.Server):
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
-            # The terminal is gone; with nohup, this signal is ignored already.
-            signal.signal(signal.SIGHUP, self.handle_exit)
+            # With nohup, this signal is ignored already.
+            signal.signal(signal.SIGHUP, self._hang_up)
         if self._channel is not None:
             self._channel.setblocking(False)
             self._loop.add_reader(self._channel, self._hear_parent)
@@ -90,6 +91,13 @@ class RouterServer(uvicorn.Server):
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._begin_drain, delay)
 
+    def _hang_up(self, sig: int, frame: FrameType | None) -> None:
+        """Somebody wants the settings read again, or the terminal is gone."""
+        if hung_up():
+            self.handle_exit(sig, frame)
+        elif self._loop is not None:
+            self._loop.call_soon_threadsafe(self._router.reloader.ask)
+
     def _begin_drain(self, delay: float) -> None:
         log.info("draining: not ready any more, %d requests in flight", self._router.app.active)
         assert self._loop is not None
@@ -108,7 +116,7 @@ class RouterServer(uvicorn.Server):
                 self._channel.send(report)
 
     def _hear_parent(self) -> None:
-        """The number of a signal, FORCE, or the end of the channel, after which nobody would end this process."""
+        """The number of a signal, FORCE, RELOAD, or the channel's end, after which nobody would end this process."""
         assert self._loop is not None
         assert self._channel is not None
         try:
@@ -120,6 +128,8 @@ class RouterServer(uvicorn.Server):
             log.error("the parent process is gone: ending too")
         if word == FORCE:
             self.should_exit = self.force_exit = True
+        elif word == RELOAD:
+            self._router.reloader.ask()
         else:
             self.handle_exit(int(word or signal.SIGINT), None)
 
@@ -145,24 +155,44 @@ class WholeLines(io.TextIOBase):
         return len(text)
 
 
-def run(settings: Settings) -> int:
+def run(settings: Settings, sources: Sources | None = None) -> int:
     """Serve until a signal ends it; the exit code."""
     configure_logging(settings)
+    for line in cautions(settings):
+        log.warning("%s", line)
     listener = bind(settings)
     if listener is None:
         return 1
     # Settings that turn out to be wrong only now must not leave the port taken.
     with listener:
-        return serve(settings, listener)
+        return serve(settings, listener, sources=sources)
 
 
-def serve(settings: Settings, listener: socket.socket, member: Member | None = None) -> int:
+def hung_up() -> bool:
+    """Whether the terminal that this process was started from is gone, if there was one."""
+    return _AT_A_TERMINAL and not _has_terminal()
+
+
+def _has_terminal() -> bool:
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK))
+    except OSError:
+        return False
+    return True
+
+
+_AT_A_TERMINAL = _has_terminal()
+
+
+def serve(
+    settings: Settings, listener: socket.socket, member: Member | None = None, sources: Sources | None = None
+) -> int:
     """Serve a listener until a signal ends it, alone or as one of several processes; the exit code."""
     if member is not None:
         configure_logging(settings, member.number)
     for warning in descriptor_warnings(raise_limit()):
         log.warning("%s", warning)
-    router = Router(settings, member)
+    router = Router(settings, member, sources)
     config = uvicorn.Config(
         router.app,
         http=router.protocol,

@@ -29,6 +29,7 @@ from router.control.models import Models
 from router.control.state import State
 from router.control.workers import Workers
 from router.routes import ROUTES
+from router.settings import Settings
 from router.wire import usable_request_id
 
 __all__ = ["Control", "ControlContext", "create_control"]
@@ -45,9 +46,16 @@ Send = Callable[[Any], Awaitable[None]]
 class Control:
     """The ASGI app: names every answer by its request id, and leaves no failure without one."""
 
-    def __init__(self, app: FastAPI, history: History) -> None:
+    def __init__(self, app: FastAPI, history: History, context: ControlContext, doors: Doors) -> None:
         self._app = app
+        self._context = context
+        self._doors = doors
         self._history = history
+
+    def reconfigure(self, settings: Settings) -> None:
+        """Other settings are in force, and other keys open the doors."""
+        self._context.settings = settings
+        self._doors.reconfigure(settings.auth)
 
     def tick(self, now: float) -> None:
         """Call about once a second, so that there is something to see when somebody looks."""
@@ -77,19 +85,19 @@ def create_control(context: ControlContext) -> Control:
     # redirect_slashes would answer an unknown path with a redirect where clients expect 404.
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     history = History(context.metrics, context.ring)
-    for methods, path, endpoint, guard in _routes(context, history):
+    doors = Doors(context.settings.auth)
+    for methods, path, endpoint, guard in _routes(context, history, doors):
         guards = [] if guard is None else [Depends(guard)]
         app.add_api_route(path, endpoint, methods=methods.split(), dependencies=guards)
     app.add_exception_handler(errors.RouterError, _refuse)
     app.add_exception_handler(RequestValidationError, _refuse_parameters)
     app.add_exception_handler(HTTPException, _refuse_route)
     app.add_exception_handler(Exception, _refuse_failure)
-    return Control(app, history)
+    return Control(app, history, context, doors)
 
 
-def _routes(context: ControlContext, history: History) -> list[tuple[str, str, Endpoint, Guard]]:
+def _routes(context: ControlContext, history: History, doors: Doors) -> list[tuple[str, str, Endpoint, Guard]]:
     """Every route: verbs, path, what serves it, and who may use it."""
-    doors = Doors(context.settings.auth)
     health = Health(context)
     workers = Workers(context, doors)
     state = State(context, history)

@@ -48,9 +48,12 @@ class SyncView(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ControlContext:
-    """The parts of one replica; `clock` is the one that decisions are stamped with, in seconds."""
+    """The parts of one replica.
+
+    `settings` are those in force now; `clock` is the one that decisions are stamped with, in seconds.
+    """
 
     settings: Settings
     registry: Registry

@@ -18,6 +18,10 @@ class Doors:
     """
 
     def __init__(self, auth: AuthSettings) -> None:
+        self.reconfigure(auth)
+
+    def reconfigure(self, auth: AuthSettings) -> None:
+        """Other keys from now on."""
         self._clients = Keys(named=auth.client_keys)
         key = auth.admin_key
         # An empty key is what an unset variable leaves behind in a compose file: no key.

@@ -31,6 +31,11 @@ class Admission:
         self._lines: dict[str, deque[_Waiter]] = {}
         registry.hooks.freed.append(self._freed)
 
+    def reconfigure(self, per_worker: int, seconds: float) -> None:
+        """Other bounds for those who come; who waits already waits as before."""
+        self._per_worker = per_worker
+        self._seconds = seconds
+
     def __len__(self) -> int:
         return sum(len(line) for line in self._lines.values())
 

@@ -90,6 +90,11 @@ class RetryBudget:
         self._requests = [0, 0]
         self._retries = [0, 0]
 
+    def reconfigure(self, share: float, least: int) -> None:
+        """Another share, of the same requests."""
+        self._share = share
+        self._least = least
+
     def request(self, now: float) -> None:
         """Count a request."""
         self._turn(now)

@@ -107,6 +107,11 @@ class Dispatcher:
     def registry(self) -> Registry:
         return self._selector.registry
 
+    def reconfigure(self, settings: Settings) -> None:
+        """Other rules for what comes next; the budget for retries goes on with what it has counted."""
+        self._settings = settings
+        self._budget.reconfigure(settings.retry.budget_share, settings.retry.budget_min)
+
     async def serve(self, client: Client, route: Route) -> None:
         """Serve one request of an inference route; raises RouterError while nothing was sent."""
         body = client.take_body()

@@ -22,7 +22,7 @@ from router.dataplane.stored import ENDPOINT, StoredResponses
 from router.dataplane.tenancy import Tenancy
 from router.metrics import Metrics
 from router.routes import ROUTES, stored_response
-from router.settings import Settings
+from router.settings import LimitSettings, Settings
 
 log = logging.getLogger("router")
 
@@ -55,6 +55,11 @@ class Entry:
         self._tenancy = tenancy
         self._life = secrets.token_hex(6)
         self._count = itertools.count(1)
+
+    def reconfigure(self, limits: LimitSettings) -> None:
+        """Other limits for the requests that come."""
+        self._limits = limits
+        self.budget.limit = limits.total_body_bytes
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """ASGI, for the control plane alone."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import ssl
 from dataclasses import dataclass
 
@@ -37,6 +38,20 @@ class Pools:
         self._tls: ssl.SSLContext | None = None
         registry.hooks.removed.append(self._worker_gone)
         registry.hooks.freed.append(self._worker_gone)
+
+    def reconfigure(
+        self, registry: Registry, limits: UpstreamLimits, worker_key: str | None, *, keys_end_here: bool
+    ) -> None:
+        """Go on with other limits and keys; what is under way keeps its connection."""
+        self._limits = limits
+        self._worker_key = worker_key
+        self._keys_end_here = keys_end_here
+        for worker in registry:
+            target = self._targets.get(worker.id)
+            if target is not None:
+                target.pool.reconfigure(limits)
+                authorization = self._authorization(worker)
+                self._targets[worker.id] = dataclasses.replace(target, authorization=authorization)
 
     def of(self, worker: Worker) -> Target:
         """The target of a worker."""

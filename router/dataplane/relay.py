@@ -66,6 +66,10 @@ class Relay:
         self._reveal = reveal
         self._homes: OrderedDict[str, str] = OrderedDict()
 
+    def reconfigure(self, *, reveal: bool) -> None:
+        """Whether answers name their worker and decision from now on."""
+        self._reveal = reveal
+
     def home(self, response_id: str) -> str | None:
         """The worker that keeps a stored response, if this replica saw it made."""
         return self._homes.get(response_id)

@@ -42,6 +42,8 @@ class RouterProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        # The control plane's connections rest as long as the others.
+        self.timeout_keep_alive = self.bounds.keep_alive_seconds  # type: ignore[assignment]
         self.rejection: RouterError | None = None
         self.fields: dict[bytes, bytes] = {}
         # Deadlines are looked at by one sweep for all connections; a timer for each would cost more than a request.

@@ -49,6 +49,12 @@ class UpstreamPool:
         self._opened_total = 0
         self._reused_total = 0
 
+    def reconfigure(self, limits: UpstreamLimits) -> None:
+        """Other limits, also for the connections that are there; a wait under way ends as it would have."""
+        self._limits = limits
+        for connection in self._open:
+            connection.reconfigure(limits)
+
     async def request(
         self, head: bytes, body: bytes, *, method: bytes = b"POST", replayable: bool = True
     ) -> UpstreamResponse:

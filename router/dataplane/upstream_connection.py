@@ -217,6 +217,10 @@ class UpstreamConnection(asyncio.Protocol):
         self.started = 0.0
         self.reused = False
 
+    def reconfigure(self, limits: UpstreamLimits) -> None:
+        """Other limits for what begins from now on."""
+        self._limits = limits
+
     # -- called by the pool --------------------------------------------------------------------------------
 
     def start(self, head: bytes, body: bytes, *, bodyless: bool) -> UpstreamResponse:

@@ -91,6 +91,13 @@ class Prober:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._probes.clear()
 
+    def reconfigure(self, health: HealthSettings, worker_key: str | None) -> None:
+        """Go on with other settings, and with the keys that the workers have now; nothing known is lost."""
+        self.health = health
+        self.worker_key = worker_key
+        for probe in self._probes.values():
+            probe.reconfigure(health, self._target(probe.worker))
+
     def poke(self, worker: Worker) -> None:
         """Probe a worker now, for a request has met trouble there; does no more than hasten the next probe."""
         probe = self._probes.get(worker.id)
@@ -160,6 +167,11 @@ class _Probe:
         self._plain = False
         self._labels: Mapping[str, str] | None = None
         self._noted: set[str] = set()
+
+    def reconfigure(self, health: HealthSettings, target: Target) -> None:
+        """From the next question on."""
+        self._health = health
+        self._target = target
 
     async def run(self, delay: float) -> None:
         """Probe for ever, at first after `delay` seconds."""

@@ -134,19 +134,23 @@ class Selector:
         self.owned_hooks: list[Callable[[Delta], None]] = []
         # Whether the other replicas, which may hold what this one does not know of, can't be heard.
         self.cut_off: Callable[[], bool] = lambda: False
-        self._settings = settings
         self._draw = draw
         self._secret = settings.affinity.hash_secret.get_secret_value().encode()
-        # None: by work, which looks at more than a candidate's load.
-        self._policy = POLICIES.get(settings.policy.name)
-        self._table = SlackTable(settings.policy.slack, settings.policy.slack_above)
         self._plain = ModelSettings()
-        self._caches = {name: model.cache for name, model in settings.models.items() if model.cache != CacheSettings()}
         self._starts: dict[tuple[str, str, str], int] = {}
         self._spared: dict[str, float] = {}
         self._turn = 0
         affinity = settings.affinity
         self.quota = Quota(affinity.max_blocks, affinity.ttl_seconds, lambda tenant: 1.0)
+        self.reconfigure(settings)
+
+    def reconfigure(self, settings: Settings) -> None:
+        """Choose by other settings from now on; the hash secret stays."""
+        self._settings = settings
+        # None: by work, which looks at more than a candidate's load.
+        self._policy = POLICIES.get(settings.policy.name)
+        self._table = SlackTable(settings.policy.slack, settings.policy.slack_above)
+        self._caches = {name: model.cache for name, model in settings.models.items() if model.cache != CacheSettings()}
         # Without salts the engines share what tenants have in common, and then so does the map.
         self._apart = settings.tenancy.salt_secret is not None
 

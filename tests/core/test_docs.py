@@ -31,6 +31,8 @@ from router.fit import report
 from router.hashing import BLOCK_BYTES, DENSE_BLOCKS, DENSE_BYTES, boundaries
 from router.metrics import MAX_SERIES
 from router.policy import POLICIES, Reason
+from router.reload import RESULTS as RELOADS
+from router.reload import takes_effect
 from router.replay import command
 from router.routes import ROUTES
 from router.settings import CacheSettings, Group, ModelSettings, Settings, TenantSettings, WorkerSettings, load
@@ -138,6 +140,18 @@ def leaves(content: dict[str, Any], prefix: str = "") -> dict[str, object]:
     return found
 
 
+def test_what_takes_effect_without_a_restart_is_documented() -> None:
+    paths = {setting.path for setting in OUTER}
+    text = section(page("settings.md"), "Taking effect")
+    named = set(words(text))
+    groups = {path.partition(".")[0] for path in paths}
+    assert named <= paths | groups
+    whole = {name for name in named if "." not in name and name not in ("limits", "timeouts")}
+    excepted = {"limits.decisions", "timeouts.drain"}
+    live = {path for path in paths if path.partition(".")[0] in whole | {"limits", "timeouts"} or path in named}
+    assert {path for path in paths if takes_effect(path)} == live - excepted
+
+
 def test_the_settings_file_has_every_setting_with_its_default() -> None:
     written = leaves(yaml.safe_load(SETTINGS_FILE.read_text()))
     assert written == {setting.path: setting.default for setting in OUTER}
@@ -211,6 +225,7 @@ def test_every_metric_is_documented_with_its_kind_and_labels(router: Router) -> 
         ("router_worker_state", {state.value for state in State}),
         ("router_upstream_errors_total", {outcome.value for outcome in Outcome} - {"answered"} | {"midstream"}),
         ("router_index_evictions_total", set(get_args(EvictionCause))),
+        ("router_config_reloads_total", set(RELOADS)),
         ("router_sync_dropped_total", set(DROP_CAUSES)),
         ("router_sync_messages_total", {"in", "out", *KINDS}),
         ("router_shed_total", {kind.code for kind in SHED}),

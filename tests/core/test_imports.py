@@ -16,6 +16,7 @@ FLOORS = {
     "wire": 1,
     "descriptors": 1,
     "quota": 1,
+    "reload": 2,
     "keys": 2,
     "prompt": 2,
     "hashing": 0,

@@ -216,7 +216,7 @@ def test_a_process_that_is_told_to_leave_is_replaced_and_loses_nothing(rig: Rig)
             break
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_drain_finishes_what_runs_and_leaves_nothing_behind(rig: Rig, number: signal.Signals) -> None:
     streams = [rig.stream() for _ in range(12)]
     pids = rig.children()
@@ -230,6 +230,16 @@ def test_a_drain_finishes_what_runs_and_leaves_nothing_behind(rig: Rig, number: 
     assert not any(alive(pid) for pid in pids)
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", rig.router.port)) != 0
+
+
+def test_a_hangup_has_every_process_read_the_settings_again(rig: Rig) -> None:
+    pids = rig.children()
+    rig.router.signal(signal.SIGHUP)
+    for _ in until(20, "all processes to read the settings"):
+        if rig.router.log.read_text().count("settings read again") >= COUNT:
+            break
+    assert rig.children() == pids
+    assert rig.chat().status_code == 200
 
 
 def test_a_second_signal_ends_all_at_once(rig: Rig) -> None:
