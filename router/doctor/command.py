@@ -17,10 +17,13 @@ from router.doctor.look import Subject, look
 from router.doctor.probing import DEFAULT_BUDGET, probe
 from router.doctor.report import Diagnosis, as_json, as_text
 from router.errors import SettingsError
-from router.settings import Settings, load
+from router.settings import Settings, WorkerSettings, load
+from router.workers.dns import DnsError
+from router.workers.dns_fleet import urls_of
 
 TIMEOUT_SECONDS = 5.0
 _AT_ONCE = 8
+NO_WORKERS = "name them with --worker URL or --config FILE"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,11 +36,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         for problem in error.problems:
             sys.stderr.write(f"prefix-router doctor: {problem}\n")
         return 2
-    if not settings.workers:
-        sys.stderr.write("prefix-router doctor: no workers: name them with --worker URL or --config FILE\n")
+    try:
+        # Whoever names workers means these.
+        found = [] if arguments.worker or not settings.workers_dns else asyncio.run(urls_of(settings))
+    except DnsError as error:
+        sys.stderr.write(f"prefix-router doctor: workers_dns: {error}\n")
+        return 2
+    workers = subjects(settings, arguments.timeout, found)
+    if not workers:
+        reason = "the names in workers_dns have no addresses" if settings.workers_dns else NO_WORKERS
+        sys.stderr.write(f"prefix-router doctor: no workers: {reason}\n")
         return 2
     budget = 0 if arguments.no_probe else arguments.probe_tokens
-    diagnoses = asyncio.run(examine(subjects(settings, arguments.timeout), budget))
+    diagnoses = asyncio.run(examine(workers, budget))
     fleet = compare([one.facts for one in diagnoses])
     code = exit_code([*fleet, *(finding for one in diagnoses for finding in one.findings)])
     if arguments.json:
@@ -47,11 +58,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def subjects(settings: Settings, timeout: float = TIMEOUT_SECONDS) -> list[Subject]:
-    """The workers of the settings with their keys."""
+def subjects(settings: Settings, timeout: float = TIMEOUT_SECONDS, more: Sequence[str] = ()) -> list[Subject]:
+    """The workers of the settings with their keys, and `more` URLs that were found otherwise."""
     common = settings.auth.worker_api_key
+    listed = {worker.url for worker in settings.workers}
+    others = [WorkerSettings(url=url) for url in more if url not in listed]
     found = []
-    for worker in settings.workers:
+    for worker in [*settings.workers, *others]:
         key = worker.api_key or common
         found.append(Subject(worker.url, None if key is None else key.get_secret_value(), timeout))
     return found

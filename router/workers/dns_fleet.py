@@ -165,6 +165,15 @@ def resolver_of(settings: DnsSettings) -> Resolver:
     return ServerResolver(*read_name_server(settings.server), settings.timeout)
 
 
+async def urls_of(settings: Settings) -> list[str]:
+    """The URLs of the workers that the names of the settings have now; raises DnsError."""
+    resolver = resolver_of(settings.dns)
+    found: set[str] = set()
+    for name, port in map(_parts, settings.workers_dns):
+        found |= _urls((await resolver.addresses(name))[:MAX_ADDRESSES], port)
+    return sorted(found)
+
+
 def _parts(text: str) -> tuple[str, int]:
     name, _, port = text.rpartition(":")
     return name, int(port)
