@@ -23,6 +23,18 @@ def check_framing(
     return _check_unusual(headers, version, body_bytes)
 
 
+def head_without_upgrade(method: bytes, target: bytes, version: str, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+    """A request's head as it would be if its client had not wished for another protocol."""
+    lines = [b"%b %b HTTP/%b" % (method, target, version.encode())]
+    for name, value in headers:
+        if name == b"connection":
+            value = b"close" if b"close" in value.lower() else b""
+        elif name in (b"upgrade", b"http2-settings"):
+            continue
+        lines.append(name + b": " + value)
+    return b"\r\n".join(lines) + b"\r\n\r\n"
+
+
 def _check_unusual(headers: Sequence[tuple[bytes, bytes]], version: str, body_bytes: int) -> bool:
     hosts = lengths = codings = 0
     expects = False

@@ -17,7 +17,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from router.dataplane.client import Client
-from router.dataplane.framing import check_framing
+from router.dataplane.framing import check_framing, head_without_upgrade
 from router.dataplane.gate import Bounds, Gate
 from router.dataplane.sockets import peer_has_left
 from router.errors import BadRequest, HeadersTooLarge, PayloadTooLarge, RequestTimeout, RouterError, TooManyConnections
@@ -262,7 +262,8 @@ class RouterProtocol(HttpToolsProtocol):
         bytes of that protocol. Any number of such requests may stand in one piece of data.
         """
         while self.rejection is None:
-            head = self._head_without_upgrade()
+            parser = self.parser
+            head = head_without_upgrade(parser.get_method(), self.url, parser.get_http_version(), self.headers)
             self.parser = httptools.HttpRequestParser(self)
             try:
                 self.parser.feed_data(head)
@@ -272,16 +273,6 @@ class RouterProtocol(HttpToolsProtocol):
                 rest = rest[int(upgrade.args[0]) :]
             except httptools.HttpParserError:
                 self.send_400_response("")
-
-    def _head_without_upgrade(self) -> bytes:
-        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
-        for name, value in self.headers:
-            if name == b"connection":
-                value = b"close" if b"close" in value.lower() else b""
-            elif name in (b"upgrade", b"http2-settings"):
-                continue
-            lines.append(name + b": " + value)
-        return b"\r\n".join(lines) + b"\r\n\r\n"
 
     # -- refusals ------------------------------------------------------------------------------------------
 
