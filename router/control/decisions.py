@@ -22,8 +22,8 @@ WHY: dict[str, str] = {
     ),
     Reason.MISS: "No candidate gains from what it holds of this prompt, or the policy does not ask; load decided.",
     Reason.SPILL: (
-        "Worker {runner_up} holds more of the prompt, but it has no slot or is more than {slack} requests busier than "
-        "the freest candidate, which has {min_load} in flight."
+        "Worker {runner_up} holds more of the prompt, but it has no slot, or has more in flight than the freest "
+        "candidate ({min_load}) and what the prompt's size allows beyond that ({slack})."
     ),
     Reason.SHORT: "The prompt is shorter than one block, so there is nothing to look for; load decided.",
     Reason.CACHE_DISABLED: "The worker's engine runs without prefix caching, so affinity stands aside; load decided.",

@@ -156,7 +156,7 @@ def _floor(view: View) -> Iterator[Finding]:
         if profile is None or profile.enabled is False or profile.floor_tokens < COARSE_TOKENS:
             continue
         share = traffic.below_floor / max(1, traffic.prompts)
-        if traffic.prompts < ENOUGH or share < 0.1:
+        if traffic.prompts < ENOUGH or share < 0.1 or traffic.finer:
             continue
         text = (
             f"{_share(traffic.below_floor, traffic.prompts)} of prompts to {model} are shorter than "

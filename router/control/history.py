@@ -14,6 +14,8 @@ from router.policy import Reason
 
 STEP_SECONDS: Final = 5.0
 STEPS: Final = 180
+# So many of the last decisions tell how fast prompts are computed.
+TELLING: Final = 200
 # Prompts that had something to look for and resumed nothing; short ones would make the comparison unfair.
 WITHOUT_HIT: Final = frozenset(
     {Reason.MISS, Reason.SPILL, Reason.ONLY, Reason.CACHE_DISABLED, Reason.BELOW_BLOCK_FLOOR}
@@ -63,7 +65,7 @@ class History:
 
     def _row(self, before: dict[str, Any], read: dict[str, Any]) -> dict[str, Any]:
         reported = read["reported"] - before["reported"]
-        self.speed = look_back(self._ring.find(), {}).speed or self.speed
+        self.speed = look_back(self._ring.find(limit=TELLING), {}).speed or self.speed
         if self.speed and reported:
             self.saved_seconds = (self.saved_seconds or 0.0) + reported / self.speed
         return {

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from loadtest.fleet import RouterProcess
+from loadtest.fleet import NginxProcess, RouterProcess, find_nginx
 from loadtest.simworker import SimConfig
 from loadtest.simworker.process import start_workers
 from tests.whole.conftest import QUICK_HEALTH, require
@@ -173,6 +173,33 @@ def test_listening_does_not_keep_a_replica_from_ending(browser: Browser, workers
         visit.shown()
         router.signal(signal.SIGTERM)
         assert router.wait(20) == 0
+
+
+def test_behind_a_balancer_the_replica_that_decided_is_found(
+    browser: Browser, workers: list[str], tmp_path: Path
+) -> None:
+    require(find_nginx(), "nginx")
+    with ExitStack() as stack:
+        routers = []
+        for name in ("first", "second"):
+            (tmp_path / name).mkdir()
+            routers.append(stack.enter_context(replica(tmp_path / name, workers)))
+            routers[-1].wait_ready(2)
+        nginx = stack.enter_context(NginxProcess(tmp_path, [router.port for router in routers]))
+        visit = stack.enter_context(Visit(browser, nginx.url))
+        page = visit.shown()
+        for number, router in enumerate(routers):
+            for again in range(3):
+                ask(router, f"balanced-{number}-{again}")
+        # The page listens to one of them, and asks whichever it meets about a decision.
+        rows = page.get_by_role("button", name="Explain decision balanced")
+        rows.nth(2).wait_for()
+        for row in range(3):
+            rows.nth(row).click()
+            page.get_by_role("dialog").locator("tr.chosen").wait_for()
+            assert page.get_by_role("dialog").locator("#candidates tr").count() == 2
+            page.keyboard.press("Escape")
+        assert visit.errors == []
 
 
 def test_it_asks_for_the_key_where_one_is_needed(browser: Browser, workers: list[str], tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ function showTiles(state) {
   text("saved-of", known(speed) ? `of engine time, at ${short(speed)} tokens a second` : "no engine has told yet");
   const { predicted_tokens: predicted, confirmed_tokens: confirmed, verdicts } = state.recent_hits;
   text("true", percent(confirmed, predicted));
-  const judged = ["confirmed", "fell_short", "better"].filter((name) => verdicts[name]).map((name) => `${count(verdicts[name])} ${words(name)}`);
+  const judged = ["confirmed", "fell_short", "better"].filter((name) => verdicts[name]).map((name) => `${count(verdicts[name])} ${name === "better" ? "more than predicted" : words(name)}`);
   text("true-of", judged.length ? `of cached tokens; ${judged.join(", ")}` : `${count(verdicts.unknown)} answers without a report`);
 }
 function showFleet(state) {

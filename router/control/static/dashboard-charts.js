@@ -7,10 +7,10 @@ function svg(name, attributes, label) {
   if (label !== undefined) node.textContent = label;
   return node;
 }
-// The next of 1, 2, 5 times a power of ten.
+// The next of these times a power of ten; half of it is as round.
 function roof(value) {
   const power = 10 ** Math.floor(Math.log10(value || 1));
-  return [1, 2, 5, 10].map((step) => step * power).find((step) => step >= value);
+  return [1, 2, 3, 4, 6, 8, 10].map((step) => step * power).find((step) => step >= value);
 }
 // A frame with three levels and the minutes; gives the two scales, and adds what it is told to.
 function plot(id, span, highest, level) {

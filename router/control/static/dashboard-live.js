@@ -1,5 +1,5 @@
 const KEY = "prefix-router-admin-key", SILENCE = 10000;
-let paused = false, leave = null, wake = () => {}, last = null;
+let paused = false, leave = null, wake = () => {}, last = null, grown = false;
 
 function lock(refused) {
   text("refused", refused ? "The router refuses this key." : "");
@@ -26,7 +26,10 @@ async function open(path, signal) {
 const ask = async (path) => (await open(path, AbortSignal.timeout(5000))).json();
 
 function take(name, data) {
-  if (name === "history") past = data;
+  if (name === "history") {
+    past = data;
+    grown = true;
+  }
   if (name === "state") {
     last = data;
     $("login").hidden = true;
@@ -34,9 +37,11 @@ function take(name, data) {
     $("forget").hidden = !sessionStorage.getItem(KEY);
     $("board").classList.remove("stale");
     show(data);
+    // Drawn anew only when there is something new, or what the pointer rests on would go before it says a word.
+    if (grown) showHistory(data.at);
+    grown = false;
   }
   if (name === "bye") trouble("the router shuts down");
-  if (last) showHistory(last.at);
 }
 // Server-sent events are read from a fetch: an EventSource could not send the key.
 async function listen() {
