@@ -161,7 +161,7 @@ def check_owner(owner: Owner, held: dict[tuple[int, int], Touch]) -> None:
     while touch is not None:
         assert touch.owner is owner
         assert touch.earlier is earlier
-        assert earlier is None or earlier.used < touch.used
+        assert earlier is None or earlier.used <= touch.used
         assert touch.blocks
         for block in touch.blocks:
             assert held.pop((owner.bit, block)) is touch

@@ -228,16 +228,22 @@ def play(first: AffinityMap, second: AffinityMap, steps: list[tuple[int, str, tu
 
 
 @settings(max_examples=60, deadline=None)
-@given(steps, st.sampled_from([9, 15, 10_000]))
+@given(steps, st.sampled_from([9, 15, 10_000]), st.sampled_from([None, 0, 100_000, 5_000_000, 30_000_000]))
 def test_two_replicas_that_tell_each_other_everything_agree(
-    steps: list[tuple[int, str, tuple[int, ...], float]], ceiling: int
+    steps: list[tuple[int, str, tuple[int, ...], float]], ceiling: int, capacity: int | None
 ) -> None:
     first, second = (AffinityMap(ceiling, ttl_seconds=100, tentative_seconds=10) for _ in range(2))
+    for index in (first, second):
+        index.set_capacity(WORKERS[0], capacity)
     now = play(first, second, steps)
     for hashes in LEAVES:
         assert first.match(hashes, now) == second.match(hashes, now)
     assert first.statistics() == second.statistics()
     assert first.evictions == second.evictions
+    for worker in WORKERS:
+        assert first.bytes_of(worker) == second.bytes_of(worker)
+        assert first.fill(worker) == second.fill(worker) <= 1.0
+        assert first.oldest_age(worker, now) == second.oldest_age(worker, now)
 
 
 @settings(max_examples=40, deadline=None)

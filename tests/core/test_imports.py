@@ -23,18 +23,19 @@ FLOORS = {
     "cachemodel": 2,
     "touches": 0,
     "holdings": 1,
-    "affinity": 2,
+    "shadows": 2,
+    "affinity": 3,
     "policy": 2,
     "policy_work": 3,
     "work": 1,
     "routes": 3,
     "metrics": 3,
     "sync_steps": 2,
-    "sync_codec": 3,
+    "sync_codec": 4,
     "sync_work": 6,
-    "sync_peers": 4,
-    "sync_snapshot": 4,
-    "sync_repair": 4,
+    "sync_peers": 5,
+    "sync_snapshot": 5,
+    "sync_repair": 5,
     "sync_resync": 6,
     "sync_off": 7,
     "calibration": 4,
@@ -63,7 +64,7 @@ FLOORS = {
     "__main__": 12,
 }
 PURE = {"errors", "prompt", "hashing", "cachemodel", "touches", "affinity", "policy", "policy_work", "work"}
-PURE |= {"calibration", "restarts", "holdings"}
+PURE |= {"calibration", "restarts", "holdings", "shadows"}
 PURE |= {"quota", "sync_codec", "sync_steps", "sync_peers", "sync_snapshot", "sync_repair"}
 IMPURE_MODULES = {"asyncio", "time", "random", "logging", "socket", "threading", "os", "secrets", "uuid"}
 

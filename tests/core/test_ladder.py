@@ -11,12 +11,15 @@ from hypothesis import strategies as st
 
 from router.hashing import (
     BLOCK_BYTES,
+    DENSE_BYTES,
     HORIZON_BYTES,
     MOST_BLOCKS,
     block_hashes,
     boundaries,
     chain_start,
     end_of,
+    hashes_at,
+    weight_of,
 )
 
 KB = 1024
@@ -67,3 +70,17 @@ def test_a_change_changes_every_hash_from_there_on() -> None:
 def test_a_number_of_blocks_stands_for_the_bytes_up_to_its_end() -> None:
     assert [end_of(blocks) for blocks in (0, 1, 64, 65, 72)] == [0, 512, 32 * KB, 36 * KB, 64 * KB]
     assert [end_of(blocks) for blocks in range(1, MOST_BLOCKS + 1)] == list(boundaries(HORIZON_BYTES))
+
+
+def test_a_hash_says_how_much_its_block_stands_for() -> None:
+    hashes = block_hashes(random.Random(1).randbytes(9 << 20), 7)
+    ends = boundaries(9 << 20)
+    assert [weight_of(block) for block in hashes] == [upper - lower for lower, upper in pairwise([0, *ends])]
+
+
+def test_other_blocks_are_chained_alike_and_weighed_by_powers_of_two() -> None:
+    prefix = random.Random(1).randbytes(300 * KB)
+    assert hashes_at(prefix, 7, boundaries(len(prefix))) == block_hashes(prefix, 7)
+    odd = hashes_at(prefix, 7, [512, 1_024, 3 * 1_024, DENSE_BYTES, 300 * KB])
+    assert [weight_of(block) for block in odd] == [512, 512, 2 * KB, 16 * KB, 256 * KB]
+    assert odd[:2] == block_hashes(prefix, 7)[:2]
