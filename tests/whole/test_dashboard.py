@@ -16,7 +16,7 @@ import pytest
 
 from loadtest.fleet import NginxProcess, RouterProcess, find_nginx
 from loadtest.simworker import SimConfig
-from loadtest.simworker.process import start_workers
+from loadtest.simworker.process import SimProcess, start_workers
 from tests.whole.conftest import QUICK_HEALTH, require
 
 if TYPE_CHECKING:
@@ -116,6 +116,20 @@ def test_it_loads_and_shows_the_fleet(browser: Browser, router: RouterProcess) -
         assert page.locator("#findings li").count() >= 1
         assert page.title() == "prefix-router"
         assert visit.errors == []
+
+
+def test_of_a_large_fleet_it_shows_a_part_and_all_on_request(browser: Browser, tmp_path: Path) -> None:
+    with SimProcess(CONFIG, count=14) as fleet, replica(tmp_path, fleet.urls) as router:
+        router.wait_ready(14)
+        with Visit(browser, router.url) as visit:
+            page = visit.shown()
+            button = page.get_by_role("button", name="Show all 14 workers")
+            button.wait_for()
+            assert page.locator("#fleet tr").count() == 12
+            button.click()
+            page.get_by_role("button", name="Show 12 of them").wait_for()
+            assert page.locator("#fleet tr").count() == 14
+            assert visit.errors == []
 
 
 def test_it_follows_without_being_asked(browser: Browser, router: RouterProcess) -> None:

@@ -1,3 +1,5 @@
+const FEW = 12;
+let whole = false;
 let past = { rows: [], reasons: [], step_seconds: 5, steps: 180 };
 
 function showFindings(found) {
@@ -47,10 +49,18 @@ function showFleet(state) {
     ["Predictions", (worker) => known(worker.hits.precision) ? [`${percent(worker.hits.precision, 1)} came true`, el("br"), soft(`${percent(worker.hits.recall, 1)} foreseen`)] : "–", "slim minor"],
     ["Cache since", (worker) => known(worker.epoch) ? age(worker.epoch_age_seconds) : "unknown"],
     ["Engine", (worker) => known(worker.engine.running) ? `${count(worker.engine.running)} run, ${count(worker.engine.waiting)} wait` : "–", "minor"],
-  ], state.workers, (worker) => worker.id);
+  ], fleet(state.workers), (worker) => worker.id);
+  $("whole").hidden = state.workers.length <= FEW;
+  text("whole", whole ? `Show ${FEW} of them` : `Show all ${count(state.workers.length)} workers`);
   const sum = (pick) => state.workers.reduce((total, worker) => total + pick(worker), 0);
   const rows = past.rows.slice(-2), rate = rows.reduce((total, row) => total + row.reasons.reduce((a, b) => a + b, 0), 0) / (rows.length * past.step_seconds || 1);
   text("flight", `${plural(sum((worker) => worker.in_flight.all), "request")} in flight, ${count(sum((worker) => worker.in_flight.local))} through this replica, ${rate.toFixed(1)} decisions a second; ${count(state.index.blocks)} of at most ${count(state.index.max_blocks)} blocks remembered.`);
+}
+// Of a large fleet those that are not well, and then the first; the order stays, so that no row jumps.
+function fleet(workers) {
+  if (whole || workers.length <= FEW) return workers;
+  const well = (worker) => worker.state === "ready" && !worker.draining;
+  return [...workers.filter((worker) => !well(worker)), ...workers.filter(well)].slice(0, FEW);
 }
 function showHistory(now) {
   const { step_seconds: step, steps } = past, oldest = past.rows.length ? now - past.rows[0].at : 0;

@@ -91,6 +91,11 @@ $("pause").onclick = () => {
   text("pause", paused ? "Go on" : "Pause");
   reconsider();
 };
+$("whole").onclick = () => {
+  whole = !whole;
+  $("whole").setAttribute("aria-expanded", String(whole));
+  showFleet(last);
+};
 $("forget").onclick = () => { sessionStorage.removeItem(KEY); lock(false); reconsider(); };
 $("login").onsubmit = (event) => {
   event.preventDefault();
