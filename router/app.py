@@ -121,6 +121,7 @@ class Router:
             clock,
             self.sender[:8],
             self.verdicts.ledger_of,
+            self.tenancy.prepare,
         )
         self.control = create_control(context)
         self.siblings = Siblings(member, self.control) if member else None

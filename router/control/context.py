@@ -11,6 +11,7 @@ from router.affinity import AffinityMap
 from router.calibration import Ledger
 from router.decisions import DecisionRing
 from router.metrics import Metrics
+from router.prompt import Prompt
 from router.settings import Settings
 from router.workers.registry import Registry, Worker
 from router.workers.selection import Selector
@@ -68,3 +69,5 @@ class ControlContext:
     replica: str = field(default_factory=lambda: secrets.token_hex(4))
     # Each worker's account of predicted hits.
     ledger_of: Callable[[Worker], Ledger] = field(default=lambda worker: Ledger())
+    # What becomes of a tenant's prompt and body before a worker is chosen; raises BadRequest.
+    prepare: Callable[[str, Prompt, bytes], bytes] = field(default=lambda tenant, prompt, body: body)

@@ -17,6 +17,7 @@ from router.policy import NO_MATCH, Decision, Match, rendezvous
 from router.policy_work import Terms
 from router.prompt import read_prompt
 from router.routes import ROUTES
+from router.settings import DEFAULT_TENANT
 from router.workers.health import State
 from router.workers.registry import Worker
 from router.workers.selection import Inquiry
@@ -50,7 +51,10 @@ class Explain:
         self._busy = 0
 
     async def explain(
-        self, request: Request, endpoint: Annotated[str, Query(max_length=128)] = "/v1/chat/completions"
+        self,
+        request: Request,
+        endpoint: Annotated[str, Query(max_length=128)] = "/v1/chat/completions",
+        tenant: Annotated[str, Query(max_length=64)] = DEFAULT_TENANT,
     ) -> Response:
         """The body is that of a request to `endpoint`; a body it would refuse is refused alike."""
         route = ROUTES.get(endpoint)
@@ -63,7 +67,10 @@ class Explain:
         try:
             body = await read_body(request, limits.media_body_bytes if route.media else limits.body_bytes)
             content_type = request.headers.get("content-type", "").encode("latin-1")
-            inquiry = self._context.selector.inquire(read_prompt(route.form, body, content_type))
+            prompt = read_prompt(route.form, body, content_type)
+            # Its salt becomes the tenant's, as a request's would.
+            self._context.prepare(tenant, prompt, body)
+            inquiry = self._context.selector.inquire(prompt, tenant)
             return answer({"endpoint": endpoint, **self._terms(self._look(inquiry))})
         finally:
             self._busy -= 1

@@ -149,6 +149,17 @@ def test_a_tenant_has_so_many_requests_under_way_and_no_more(rig: Rig) -> None:
     assert say(rig, "small", "room again").status_code == 200
 
 
+def test_what_would_become_of_a_request_is_told_for_a_tenant(rig: Rig) -> None:
+    text = text_of("what alpha alone has asked", 4_000)
+    say(rig, "alpha", text)
+    matched = []
+    for tenant in ("alpha", "beta", "default"):
+        url = f"{rig.front}/router/explain?tenant={tenant}"
+        answer = rig.http.post(url, json=chat_body(text, model="pair"), headers=AS_ADMIN)
+        matched.append(answer.json()["matched_blocks"] > 0)
+    assert matched == [True, False, False]
+
+
 @pytest.mark.parametrize("field", ["n", "best_of"])
 @pytest.mark.parametrize("value", [129, 16_384, 1e9, "4096"])
 def test_x12_a_request_for_very_many_answers_is_refused(rig: Rig, field: str, value: object) -> None:
