@@ -19,7 +19,7 @@ class NotInstalled(Exception):
 
 def environment(client: Client, folder: Path) -> Path:
     """The client's environment, made if it is not there; raises NotInstalled."""
-    place = folder / client.environment
+    place = folder.resolve() / client.environment
     stamp = place / ".installed"
     wanted = "\n".join(client.packages)
     if stamp.is_file() and stamp.read_text() == wanted:

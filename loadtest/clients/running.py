@@ -103,9 +103,15 @@ def play(client: Client, folder: Path, url: str) -> Outcome:
         return outcome
     outcome.checks = read_checks(run.stdout.splitlines())
     if run.returncode:
-        outcome.problem = (run.stderr.strip().splitlines() or [f"exit code {run.returncode}"])[-1]
+        outcome.problem = _cause(run.stderr) or f"exit code {run.returncode}"
     outcome.decisions = [decision for decision in reversed(decisions(url)) if decision["request_id"] not in before]
     return outcome
+
+
+def _cause(said: str) -> str:
+    """The line of a traceback that names the error, in Python's or in Node's form."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    return next((line for line in reversed(lines) if "Error" in line.partition(":")[0]), lines[-1] if lines else "")
 
 
 def read_checks(lines: Sequence[str]) -> list[Check]:

@@ -12,7 +12,7 @@ from loadtest.clients.catalogue import CLIENTS
 from loadtest.clients.command import main
 from loadtest.clients.installing import NotInstalled, environment
 from loadtest.clients.report import as_markdown, as_text, details
-from loadtest.clients.running import PROGRAMS, Check, Outcome, read_checks
+from loadtest.clients.running import PROGRAMS, Check, Outcome, _cause, read_checks
 
 ROOT = Path(__file__).resolve().parents[2]
 CLIENT = CLIENTS["openai-python"]
@@ -33,6 +33,19 @@ KEPT = [decision(reason="miss"), *[decision()] * 4]
 def test_what_a_program_says_is_read_and_what_its_libraries_print_is_not() -> None:
     lines = ["Give feedback!", "{", '{"check": "chat", "ok": true, "seen": "8"}', '{"check": "stream"}', "[1]", ""]
     assert read_checks(lines) == [Check("chat", True, "8")]
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        ("Traceback:\n  File x\nValueError: odd\n", "ValueError: odd"),
+        ("throw\nError [ERR_MODULE_NOT_FOUND]: Cannot find 'openai'\n  at x\nNode.js v20\n", "Error [ERR_"),
+        ("killed\n", "killed"),
+        ("", ""),
+    ],
+)
+def test_the_error_of_a_program_that_broke_is_found(said: str, cause: str) -> None:
+    assert _cause(said).startswith(cause)
 
 
 def test_a_client_works_if_its_conversation_stays_where_it_began() -> None:
