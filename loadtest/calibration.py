@@ -56,6 +56,7 @@ class Scenario:
     name: str
     config: SimConfig
     first_tokens: int = 3_000
+    shared_tokens: int = 0  # of a system prompt that all conversations have
     events: tuple[tuple[float, Event], ...] = ()
     pause: float = 0.0  # seconds before each request
     probe_seconds: float = 0.5
@@ -136,6 +137,9 @@ class Play:
         """The bodies of a conversation's turns."""
         shape = Shape(turns=TURNS, first_tokens=self._scenario.first_tokens, growth_tokens=60, answer_tokens=8)
         messages: list[dict[str, str]] = []
+        if self._scenario.shared_tokens:
+            (system,) = user_turns(0, Shape(turns=1, first_tokens=self._scenario.shared_tokens))
+            messages.append({"role": "system", "content": system})
         for text in user_turns(self._rng.getrandbits(32), shape):
             messages.append({"role": "user", "content": text})
             answer = yield {"model": MODEL, "max_tokens": 6, "messages": messages}
@@ -181,9 +185,10 @@ class Play:
             # Of a silent answer there is only what the decision counted on.
             told = record["resumable_tokens"] if predicted is None else predicted
             tokens = record["reported_prompt_tokens"] or record["prompt_tokens"]
-            # What is shared ends anywhere before the next block of the map does.
-            block = end_of(record["matched_blocks"] + 1) - end_of(record["matched_blocks"])
-            step = max(unit, int(block / BYTES_PER_TOKEN) + 1)
+            # What is shared ends anywhere before the next block of the map does, perhaps beyond one boundary more.
+            width = end_of(record["matched_blocks"] + 1) - end_of(record["matched_blocks"])
+            block = int(width / BYTES_PER_TOKEN) + 1
+            step = block + unit if unit < block else unit
             answers.append(Answer(told, cached[record["request_id"]], tokens, step))
         return Result(answers, _causes(self.router.metrics()))
 
@@ -223,6 +228,7 @@ SCENARIOS = (
     Scenario("dense", DENSE),
     Scenario("hybrid, blocks of 1,600", COARSE, 6_000),
     Scenario("hybrid, match unit 32", FINER, 6_000),
+    Scenario("hybrid, a beginning that all share", FINER, 1_000, shared_tokens=3_000),
     Scenario("cache emptied by a reset", DENSE, events=((0.5, reset),)),
     Scenario("the same, answers report nothing", SILENT, events=((0.5, reset),)),
     Scenario("the same, two probes to a request", SILENT, events=((0.5, reset),), pause=0.1, probe_seconds=0.05),

@@ -88,8 +88,8 @@ class Circumstances:
 def judge(predicted: int, usage: Usage | None, unit: int, *, at_least: bool = False) -> Verdict:
     """Compare predicted with reported cached tokens; less than a unit or the tolerance is noise.
 
-    `unit` is the coarser of the engine's and the map's steps in tokens. With `at_least` the prediction is a lower
-    bound, since the map does not look beyond its horizon.
+    `unit` is what the engine's and the map's steps may make of a difference, in tokens. With `at_least` the prediction
+    is a lower bound, since the map does not look beyond its horizon.
     """
     if usage is None or usage.cached_tokens is None:
         return Verdict.UNKNOWN

@@ -103,13 +103,16 @@ class Placement:
         return hit.tokens + hit.wait
 
     def step(self, prompt_tokens: int) -> int:
-        """The coarser of the engine's and the map's steps, in tokens."""
+        """What the engine's and the map's steps together may make of a difference, in tokens."""
         size = self.inquiry.prompt.size
         matched = self.decision.match.blocks
         # What is shared ends somewhere before the next block's end, where one follows.
         following = end_of(min(matched + 1, MOST_BLOCKS))
         gap = max(BLOCK_BYTES, min(following, size) - end_of(matched))
-        return max(gap * prompt_tokens // max(1, size) + 1, profile_of(self.worker, self.inquiry).unit)
+        block = gap * prompt_tokens // max(1, size) + 1
+        unit = profile_of(self.worker, self.inquiry).unit
+        # A block that is not seen may carry a hit over one boundary more.
+        return block + unit if unit < block else unit
 
     @property
     def at_horizon(self) -> bool:

@@ -30,6 +30,11 @@ DENSE = SimConfig(models=(MODEL,), time_scale=0.0, enable_prompt_tokens_details=
 CHAT = "/v1/chat/completions"
 
 
+@pytest.fixture(scope="module")
+def dense(build_shared: Builder) -> Rig:
+    return build_shared(workers=1, config=DENSE)
+
+
 class Talk:
     """A conversation of prompts of 3,000 tokens and more, through one replica."""
 
@@ -179,6 +184,35 @@ def matched(router: RouterProcess, body: dict[str, Any]) -> int:
     explained = httpx.post(f"{router.url}/router/explain", json=body, trust_env=False, timeout=10).json()
     found: int = explained["matched_blocks"]
     return found
+
+
+TEXT = "every form of answer says what came from the cache " * 80
+FORMS_OF_ANSWERS: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": [{"role": "user", "content": TEXT}]},
+    "/v1/completions": {"prompt": TEXT},
+    "/v1/responses": {"input": TEXT},
+    "/v1/messages": {"messages": [{"role": "user", "content": TEXT}], "max_tokens": 4},
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", FORMS_OF_ANSWERS)
+def test_every_form_of_answer_is_compared(dense: Rig, path: str, stream: bool) -> None:
+    router = dense.routers[0]
+    body: dict[str, Any] = {"model": MODEL, "stream": stream, "cache_salt": f"{path.rpartition('/')[2]}-{stream}"}
+    if stream and path in (CHAT, "/v1/completions"):
+        body["stream_options"] = {"include_usage": True}
+    records = []
+    for _ in range(2):
+        answer = httpx.post(router.url + path, json=body | FORMS_OF_ANSWERS[path], trust_env=False, timeout=30)
+        assert answer.status_code == 200
+        name = answer.headers["x-request-id"]
+        records += router.get(f"/router/decisions?request_id={name}")["decisions"]
+    first, again = records
+    assert (first["verdict"], first["reported_cached_tokens"]) == ("confirmed", 0)
+    assert again["verdict"] == "confirmed"
+    assert again["predicted_cached_tokens"] > 500
+    assert again["reported_cached_tokens"] > 0.8 * again["reported_prompt_tokens"]
 
 
 # -- what a cache can't do by construction ---------------------------------------------------------------------
