@@ -264,6 +264,21 @@ def test_it_fits_a_phone(browser: Browser, router: RouterProcess) -> None:
         assert visit.errors == []
 
 
+def test_nothing_is_wider_than_the_window(browser: Browser, router: RouterProcess) -> None:
+    ask(router, "narrow-1")
+    with Visit(browser, router.url) as visit:
+        page = visit.shown()
+        page.get_by_role("button", name="Explain decision narrow-1").wait_for()
+        for width in (320, 390, 700, 941, 1081, 1400):
+            page.set_viewport_size({"width": width, "height": 800})
+            wide = page.evaluate(
+                """[document.scrollingElement, ...document.querySelectorAll(".card")]
+                  .filter((one) => one.scrollWidth > one.clientWidth).map((one) => one.outerHTML.slice(0, 80))"""
+            )
+            assert wide == [], width
+        assert visit.errors == []
+
+
 def contrast(page: Page, selector: str, behind: str) -> float:
     """The contrast of an element's text against what is behind it, as WCAG defines it."""
     return float(
