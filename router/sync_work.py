@@ -118,6 +118,7 @@ class TheirWork:
                 worker = self._registry.get(one.worker)
                 if worker is not None:
                     worker.work.restate(sender, one.as_of(sender), now)
+                    self._registry.moved(worker)
 
     def drop(self, sender: str) -> None:
         """A replica is gone; the registry forgets what it had in flight, this what was to come of it."""
@@ -140,6 +141,7 @@ class TheirWork:
         else:
             uncached = self._claim(worker, key, step, now)
             worker.work.started(key, Waiting(uncached, step.what == STARTED_SILENT, step.whole), now)
+        self._registry.moved(worker)
 
     def _claim(self, worker: Worker, key: Key, step: Step, now: float) -> float:
         """Note what the worker is going to hold; the tokens that it does not compute for another request anyway."""

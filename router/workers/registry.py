@@ -147,6 +147,8 @@ class Hooks:
     learned: list[WorkerHook] = field(default_factory=list)
     freed: list[WorkerHook] = field(default_factory=list)
     step: list[Callable[[Lease, Step], None]] = field(default_factory=list)
+    # The worker's state, load or work has changed, from whatever side.
+    moved: list[WorkerHook] = field(default_factory=list)
 
 
 def _stands_still() -> float:
@@ -238,6 +240,7 @@ class Registry:
             return False
         if worker.state is State.READY:
             worker.strikes = 0
+        self.moved(worker)
         for hook in self.hooks.state:
             hook(worker, before, worker.state)
         if worker.usable:
@@ -259,6 +262,7 @@ class Registry:
             return False
         worker.epoch = epoch
         worker.work.reset()
+        self.moved(worker)
         for hook in self.hooks.epoch:
             hook(worker)
         return True
@@ -266,6 +270,7 @@ class Registry:
     def set_draining(self, worker: Worker, draining: bool) -> None:
         """Stop or resume choosing the worker; its requests in flight go on."""
         worker.draining = draining
+        self.moved(worker)
         if not draining:
             self.notify_freed(worker)
 
@@ -281,6 +286,7 @@ class Registry:
             worker.remote.pop(replica, None)
             worker.work.restate(replica, {}, self.clock())
         worker.recount()
+        self.moved(worker)
         if worker.load < before:
             self.notify_freed(worker)
 
@@ -289,6 +295,11 @@ class Registry:
         for worker in self._workers.values():
             if replica in worker.remote:
                 self.set_remote(worker, replica, 0)
+
+    def moved(self, worker: Worker) -> None:
+        """The worker's state, load or work has changed."""
+        for hook in self.hooks.moved:
+            hook(worker)
 
     def notify_freed(self, worker: Worker) -> None:
         """A slot may have become free."""
@@ -365,6 +376,8 @@ class Lease:
 
     def _tell(self, step: Step) -> None:
         hooks = self._registry.hooks
+        for hook in hooks.moved:
+            hook(self.worker)
         for hook in hooks.load:
             hook(self.worker)
         for told in hooks.step:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Collection, Sequence
+from itertools import islice
+from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
@@ -26,12 +28,14 @@ from router.workers import passive
 from router.workers.evidence import CHEAP_POOL, Seen, every, removed_from
 from router.workers.inquiry import WITH_PREFIX, Inquiry, equal_to_all, profile_of, worth
 from router.workers.registry import Lease, Registry, Worker
+from router.workers.roster import HOLDERS, Rank, Roster, Rosters, by_load, by_work
 
 __all__ = ["WITH_PREFIX", "Inquiry", "Placement", "Selector", "profile_of"]
 
 _WITHOUT_MATCH = frozenset({Reason.MISS, Reason.ONLY})
 # How much workers hold is compared in so many steps a doubling, since replicas' maps are never quite the same.
 HELD_STEPS = 4
+RANKS: dict[str, Rank] = {"work": by_work, "slack": by_load}
 
 
 class Placement:
@@ -120,6 +124,15 @@ class Placement:
         return self.decision.match.blocks == MOST_BLOCKS
 
 
+class Field(NamedTuple):
+    """Among whom to choose: candidates, those with a free slot, and what they hold; `short` if only the best are."""
+
+    candidates: Sequence[Worker]
+    free: Sequence[Worker]
+    matches: dict[str, Match]
+    short: bool
+
+
 class Selector:
     """Ties the registry, the map and the policy together; everything it needs is in memory."""
 
@@ -143,6 +156,9 @@ class Selector:
         self._starts: dict[tuple[str, str, str], int] = {}
         self._spared: dict[str, float] = {}
         self._turn = 0
+        # Large fleets in order, for the policies that need it.
+        self._rosters = Rosters()
+        registry.hooks.moved.append(self._rosters.moved)
         affinity = settings.affinity
         self.quota = Quota(affinity.max_blocks, affinity.ttl_seconds, lambda tenant: 1.0)
         self.reconfigure(settings)
@@ -152,6 +168,7 @@ class Selector:
         self._settings = settings
         # None: by work, which looks at more than a candidate's load.
         self._policy = POLICIES.get(settings.policy.name)
+        self._rosters.rank_by(RANKS.get(settings.policy.name))
         self._table = SlackTable(settings.policy.slack, settings.policy.slack_above)
         self._caches = {name: model.cache for name, model in settings.models.items() if model.cache != CacheSettings()}
         # Without salts the engines share what tenants have in common, and then so does the map.
@@ -185,24 +202,17 @@ class Selector:
 
         `tried` workers are not asked again. Raises Unavailable when nothing can serve the model now.
         """
-        candidates = self.candidates(inquiry, now, tried)
-        free = [worker for worker in candidates if worker.load < worker.slots]
-        if not free:
+        pool = self.registry.serving(inquiry.model)
+        field = self._field(inquiry, now, pool, tried)
+        if not field.free:
             return None
         self._turn += 1
-        matches = self.matches(inquiry, now)
-        pool = self.registry.serving(inquiry.model)
-        decision = self._choose(inquiry, candidates, free, matches, now)
+        decision = self._choose(inquiry, field, now)
         seen: Seen | None = None
         if len(pool) <= CHEAP_POOL or self._turn % every(len(pool)) == 0:
-            # Before the lease is taken, which changes a load.
-            removed = removed_from(pool, candidates) if len(pool) != len(candidates) else ()
-            loads = [worker.load for worker in candidates]
-            scores = decision.scores
-            decoding = [len(worker.work.answered) for worker in free] if scores is not None else None
-            seen = (candidates, free, loads, matches, removed, inquiry.key, scores, decoding)
-        if matches and self._policy is None:
-            self._note_reuse(inquiry, matches, decision, now)
+            seen = _seen(inquiry, pool, field, decision)
+        if field.matches and self._policy is None:
+            self._note_reuse(inquiry, field.matches, decision, now)
         placement = Placement(self, inquiry, decision, now)
         placement.evidence = seen
         return placement
@@ -227,7 +237,9 @@ class Selector:
         """What each worker is believed to hold, and what its engine could resume of it."""
         if not inquiry.hashes:
             return {}
-        matches = worth(inquiry, self.index.match(inquiry.hashes, now), self.registry)
+        return self._with_twins(inquiry, worth(inquiry, self.index.match(inquiry.hashes, now), self.registry))
+
+    def _with_twins(self, inquiry: Inquiry, matches: dict[str, Match]) -> dict[str, Match]:
         if inquiry.whole:
             # Whoever will compute just this prompt will have all of it.
             for name in self.registry.work.twins.get(inquiry.whole, ()):
@@ -239,9 +251,10 @@ class Selector:
     def preview(self, inquiry: Inquiry, now: float) -> tuple[Decision[Worker], dict[str, Match], Sequence[Worker]]:
         """What would be chosen now, without choosing it: the decision, all matches, the candidates."""
         candidates = self.candidates(inquiry, now)
-        free = [worker for worker in candidates if worker.load < worker.slots] or candidates
-        matches = self.matches(inquiry, now)
-        return self._choose(inquiry, candidates, free, matches, now), matches, candidates
+        field = self._field(inquiry, now, self.registry.serving(inquiry.model), ())
+        if not field.free:
+            field = field._replace(free=field.candidates)
+        return self._choose(inquiry, field, now), self.matches(inquiry, now), candidates
 
     def terms(
         self, inquiry: Inquiry, candidates: Sequence[Worker], matches: dict[str, Match], now: float
@@ -253,19 +266,54 @@ class Selector:
         view = self._view(now)
         return {worker.id: terms(worker, steering, ask, view) for worker in candidates}
 
-    def _choose(
-        self,
-        inquiry: Inquiry,
-        candidates: Sequence[Worker],
-        free: Sequence[Worker],
-        matches: dict[str, Match],
-        now: float,
-    ) -> Decision[Worker]:
+    def _field(self, inquiry: Inquiry, now: float, pool: Sequence[Worker], tried: Collection[str]) -> Field:
+        """Among whom to choose: all candidates, or in a large fleet those that may be the best."""
+        depths = self.index.match(inquiry.hashes, now) if inquiry.hashes else {}
+        roster = self._rosters.of(inquiry.model, pool)
+        if roster is not None and not tried and inquiry.pinned is None and not self.cut_off():
+            listed = self._short_list(roster, inquiry, depths, now)
+            free = [worker for worker in listed if worker.load < worker.slots]
+            if free:
+                near = {worker.id: depths[worker.id] for worker in listed if worker.id in depths}
+                return Field(listed, free, self._with_twins(inquiry, worth(inquiry, near, self.registry)), True)
+        candidates = self.candidates(inquiry, now, tried)
+        free = [worker for worker in candidates if worker.load < worker.slots]
+        return Field(candidates, free, self._with_twins(inquiry, worth(inquiry, depths, self.registry)), False)
+
+    def _short_list(self, roster: Roster, inquiry: Inquiry, depths: dict[str, int], now: float) -> list[Worker]:
+        model, need, spared = inquiry.model, inquiry.window, self._spared
+
+        def able(worker: Worker) -> bool:
+            card = worker.facts.models.get(model)
+            if card is None or (card.window is not None and card.window < need):
+                return False
+            return not spared or spared.get(worker.id, 0.0) <= now
+
+        def fits(worker: Worker) -> bool:
+            return worker.load < worker.slots and able(worker)
+
+        found: dict[Worker, None] = {}
+        # The map names the deepest first. One that is full is a candidate too: it may be the reason of a spill.
+        for name in (*islice(depths, HOLDERS), *islice(self.registry.work.twins.get(inquiry.whole, ()), HOLDERS)):
+            worker = self.registry.get(name)
+            if worker is not None and worker.usable and able(worker):
+                found[worker] = None
+        if self._policy is None:
+            by_rank = roster.least_work(inquiry.key, now, fits)
+        else:
+            by_rank = roster.lowest(inquiry.key, fits)
+        found.update(dict.fromkeys(by_rank))
+        return list(found)
+
+    def _choose(self, inquiry: Inquiry, field: Field, now: float) -> Decision[Worker]:
+        candidates, free, matches, short = field
         steering, ask = self._ask(inquiry, matches)
         if self._policy is None:
             decision = choose_work(free, steering, ask, self._view(now))
         else:
             decision = self._policy(free, steering, ask, self._table)
+        if short and decision.reason is Reason.ONLY:
+            decision.reason = Reason.MISS  # there were more to choose from than were listed
         if inquiry.settings.reuse == "observe":
             # It did not steer, and is compared with what the engine reports all the same.
             decision.match = matches.get(decision.worker.id, decision.match)
@@ -326,6 +374,16 @@ class Selector:
         if not model:
             return ModelNotFound("The request names no model, and the workers serve more than one.", param="model")
         return ModelNotFound(f"The model '{model[:200]}' does not exist.", param="model")
+
+
+def _seen(inquiry: Inquiry, pool: Sequence[Worker], field: Field, decision: Decision[Worker]) -> Seen:
+    """What the decision saw, before the lease is taken, which changes a load."""
+    candidates, free, matches, short = field
+    removed = removed_from(pool, candidates) if len(pool) != len(candidates) and not short else ()
+    loads = [worker.load for worker in candidates]
+    scores = decision.scores
+    decoding = [len(worker.work.answered) for worker in free] if scores is not None else None
+    return (candidates, free, loads, matches, removed, inquiry.key, scores, decoding)
 
 
 def _with_window(able: list[Worker], inquiry: Inquiry) -> Sequence[Worker]:
