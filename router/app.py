@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from router.affinity import AffinityMap
 from router.calibration import TokenRatios
+from router.collector import look_around
 from router.control.app import ControlContext, create_control
 from router.dataplane.admission import Admission
 from router.dataplane.decision_log import DecisionLog
@@ -44,7 +45,7 @@ from router.workers.selection import Selector
 
 log = logging.getLogger("router")
 TICK_SECONDS = 1.0
-LAG_SECONDS = 0.25
+LAG_SECONDS = 0.1
 LOOK_SECONDS = 0.01
 
 
@@ -256,6 +257,7 @@ class Router:
             now = time.monotonic()
             self.index.tick(now)
             self.protocol.sweep(now)
+            look_around(self.app.active)
             self.control.tick(now)
 
     async def _watch_lag(self) -> None:

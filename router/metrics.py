@@ -18,6 +18,7 @@ MAX_SERIES: Final = 5_000
 OTHER: Final = "other"
 SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 MICROS: Final = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 5e-2, 1e-1)
+LAGS: Final = (1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 1e-1, 0.25, 0.5, 1.0)
 
 Labels = tuple[str, ...]
 Cell = list[float]  # of one number
@@ -214,7 +215,7 @@ class Metrics:
         self.aborts = Counter("router_aborts_total", "Requests that their client left.", ("stage",))
         self.shed = Counter("router_shed_total", "Requests refused for want of room.", ("cause",))
         self.upstream_errors = Counter("router_upstream_errors_total", "Failed attempts.", ("worker", "cause"))
-        self.loop_lag = Histogram("router_event_loop_lag_seconds", "Delay of a periodic timer, seconds.", (), MICROS)
+        self.loop_lag = Histogram("router_event_loop_lag_seconds", "Delay of a periodic timer, seconds.", (), LAGS)
         self._parts: list[Counter | Histogram | Reading] = [
             part for part in vars(self).values() if isinstance(part, Counter | Histogram)
         ]

@@ -15,6 +15,7 @@ from types import FrameType
 import uvicorn
 
 from router.app import Router
+from router.collector import settle
 from router.descriptors import descriptor_warnings, raise_limit
 from router.reload import Sources
 from router.settings import Settings, cautions
@@ -56,6 +57,7 @@ class RouterServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         # A balancer without health checks sends requests as soon as somebody listens.
         await self._router.first_look(FIRST_LOOK_SECONDS)
+        settle()
         await super().startup(sockets)
         if self.started and self._channel is not None:
             self._tell(LISTENING)

@@ -136,6 +136,11 @@ class Client:
         """uvicorn's word for it."""
         return self.started
 
+    @property
+    def size(self) -> int:
+        """Bytes of the body that have come so far."""
+        return self._size
+
     # -- the request -------------------------------------------------------------------------------------
 
     def feed(self, piece: bytes) -> None:

@@ -20,6 +20,7 @@ from router.dataplane.dispatch import Dispatcher
 from router.dataplane.server import RouterProtocol
 from router.dataplane.stored import ENDPOINT, StoredResponses
 from router.dataplane.tenancy import Tenancy
+from router.dataplane.turns import LARGE_BYTES, Turns
 from router.metrics import Metrics
 from router.routes import ROUTES, stored_response
 from router.settings import LimitSettings, Settings
@@ -55,6 +56,7 @@ class Entry:
         self._tenancy = tenancy
         self._life = secrets.token_hex(6)
         self._count = itertools.count(1)
+        self._turns = Turns()
 
     def reconfigure(self, limits: LimitSettings) -> None:
         """Other limits for the requests that come."""
@@ -143,6 +145,8 @@ class Entry:
             if client.gone:
                 self.left(client)
             elif client.route is not None:
+                if client.size > LARGE_BYTES:
+                    await self._turns.take()
                 await self._dispatcher.serve(client, client.route)
             elif client.stored is not None:
                 await self._stored.serve(client, *client.stored)

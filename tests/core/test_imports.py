@@ -52,6 +52,7 @@ FLOORS = {
     "sync": 8,
     "siblings": 2,
     "restarts": 0,
+    "collector": 0,
     "sync_metrics": 8,
     "control": 7,
     "fit": 6,

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from router.errors import BadRequest
 from router.hashing import HORIZON_BYTES
 from router.prompt import MEDIA_BYTES, Form, Prompt, read_prompt
+from router.prompt.reader import FLAT_OBJECTS
 
 JSON_FORMS = [form for form in Form if form is not Form.MULTIPART]
 PROMPT_FORMS = [Form.CHAT, Form.COMPLETIONS, Form.RESPONSES, Form.MESSAGES]
@@ -334,9 +335,8 @@ def test_memory_does_not_grow_with_the_number_of_tiny_things() -> None:
 
 
 def test_a_flat_prompt_still_grows_by_appending() -> None:
-    """Text full of braces is as large as any other conversation, and keeps its worker."""
-    table = json.dumps([{"x": number} for number in range(150_000)])
-    messages = [{"role": "user", "content": table}]
+    """A mass of objects is as large as any other conversation, and keeps its worker."""
+    messages = [{"role": "user", "content": [{"type": "text", "text": str(number)} for number in range(80_000)]}]
     grown = [*messages, {"role": "assistant", "content": "ok"}, {"role": "user", "content": "more"}]
     for form, key in ((Form.CHAT, "messages"), (Form.MESSAGES, "messages"), (Form.RESPONSES, "input")):
         bodies = [{"model": "m", "tools": [{"name": "t"}], key: turn} for turn in (messages, grown)]
@@ -347,6 +347,29 @@ def test_a_flat_prompt_still_grows_by_appending() -> None:
         other = read(form, bodies[0] | {"tools": [{"name": "u"}]})
         assert other.prefix != first.prefix
         assert first.model == "m"
+
+
+@pytest.mark.parametrize("size", [200_000, 2_000_000])
+def test_braces_in_text_are_no_objects(size: int) -> None:
+    """Code and tables full of them are read like any other text."""
+    table = json.dumps([{"x": number} for number in range(size // 10)])
+    assert table.count("{") > FLAT_OBJECTS or size < 1_000_000
+    prompt = read(Form.CHAT, {"messages": [{"role": "user", "content": table}]})
+    assert prompt.prefix.startswith(b"\x01user\x02[{")
+    assert (
+        prompt.prefix
+        == read(Form.CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": table}]}]}).prefix
+    )
+
+
+@pytest.mark.parametrize("size", [150_000, 400_000, 2_000_000])
+@pytest.mark.parametrize("thing", ["{}", "{ }", '{ "role": "user" }', '{"content":"x"}'])
+def test_no_more_objects_are_taken_apart_than_a_turn_has_time_for(size: int, thing: str) -> None:
+    """However they are written; those of a smaller body, or among them, are."""
+    count = size // (len(thing) + 1)
+    body = b'{"messages":[%b]}' % b",".join([thing.encode()] * count)
+    flat = read(Form.CHAT, body).prefix.startswith(b"\x05")
+    assert flat == (count > FLAT_OBJECTS)
 
 
 # -- forms -----------------------------------------------------------------------------------------------------------
