@@ -49,12 +49,13 @@ class Quota:
     def reconfigure(self, max_blocks: int, window_seconds: float, share_of: ShareOf) -> None:
         """Go on with other limits."""
         self._max_blocks = max_blocks
+        self._full = FULL * max_blocks
         self._slice_seconds = window_seconds / SLICES
         self._share_of = share_of
 
     def admits(self, tenant: str, held: int, now: float) -> bool:
         """Whether the tenant may add blocks to a map that holds so many."""
-        if held < FULL * self._max_blocks:
+        if held < self._full:
             return True
         share = self._share_of(tenant)
         return share >= 1 or self.used(tenant, now) < share * self._max_blocks

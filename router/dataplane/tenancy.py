@@ -31,6 +31,9 @@ class Tenancy:
         self._keys = Keys(named=keys)
         self._settings = settings.tenancy
         self._own = settings.tenants
+        # Looked up for every request, so that nobody pays for limits that there are not.
+        limits = [settings.tenancy.max_requests, *(own.max_requests for own in settings.tenants.values())]
+        self._limited = any(limit is not None for limit in limits)
         self._choices = settings.limits.choices
         secret = settings.tenancy.salt_secret
         self._secret = secret.get_secret_value().encode() if secret is not None else None
@@ -50,6 +53,8 @@ class Tenancy:
 
     def look(self, tenant: str) -> None:
         """Raise TenantLimit if the tenant has as much under way as it may."""
+        if not self._limited:
+            return
         most = self._own.get(tenant, _PLAIN).max_requests or self._settings.max_requests
         if most is not None and self.running.get(tenant, 0) >= most:
             self.refused[tenant] = self.refused.get(tenant, 0) + 1

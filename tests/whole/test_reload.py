@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import threading
 from collections import Counter
@@ -185,3 +186,32 @@ def test_other_slots_and_limits_take_effect_and_nothing_known_is_lost(live: Live
     assert again.headers["x-router-decision"].startswith("hit")
     assert {row["slots"] for row in live.router.get("/router/workers")["workers"]} == {7}
     assert "changed, and in force after a restart: calibration.correct" in live.router.log.read_text()
+
+
+def test_each_worker_gets_its_own_key_and_a_new_one_without_a_restart(live: Live, tmp_path: Path) -> None:
+    locked = [SimProcess(dataclasses.replace(FAST, api_key=f"canary-key-{number}")) for number in range(2)]
+    try:
+        for process in locked:
+            process.launch()
+        for process in locked:
+            process.wait_ready()
+        first, second = (process.url for process in locked)
+        wrong = [{"url": first, "api_key": "canary-key-0"}, {"url": second, "api_key": "canary-key-0"}]
+        live.write(workers=wrong)
+        live.reloaded("ok", 1)
+        for _ in until(15, "the one whose key is right"):
+            states = {row["id"]: row["state"] for row in live.router.get("/router/workers")["workers"]}
+            if states == {worker_id(first): "ready", worker_id(second): "starting"}:
+                break
+        live.write(workers=[wrong[0], {"url": second, "api_key": "canary-key-1"}])
+        live.reloaded("ok", 2)
+        live.ready(first, second)
+        served = {live.chat(f"{number}").headers["x-router-worker"] for number in range(12)}
+        assert served == {worker_id(first), worker_id(second)}
+        for number, process in enumerate(locked):
+            keys = {dict(record.headers)[b"authorization"] for record in process.requests(path=CHAT)}
+            assert keys == {b"Bearer canary-key-%d" % number}
+        assert "canary" not in live.router.log.read_text()
+    finally:
+        for process in locked:
+            process.stop()
