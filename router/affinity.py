@@ -18,11 +18,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from router.holdings import Lineage, reach, unproven
+from router.holdings import Lineage, any_of, reach, see, unproven
 from router.shadows import CHORES, EvictionCause, Shadows
 from router.touches import Export, LastUse, Owner, Touch, Use, distinct
 
 __all__ = ["AffinityMap", "Delta", "EvictionCause", "Export", "LastUse", "Touch", "Use"]
+
+
+# Every how many blocks, from the end of a prompt on, the map is asked first.
+STRIDE = 8
 
 
 @dataclass(slots=True)
@@ -41,33 +45,40 @@ class AffinityMap(Shadows):
     # -- requests --------------------------------------------------------------------------------------------
 
     def match(self, hashes: Sequence[int], now: float) -> dict[str, int]:
-        """Per worker that owns anything of the prompt, the number of leading blocks believed shared (deepest owned)."""
-        depths: dict[str, int] = {}
-        unseen = self._live
+        """Per worker that owns anything of the prompt, the number of leading blocks believed shared (deepest owned).
+
+        Whoever owns a block owns those above it, so few need to be looked at. News that was lost can hide a worker from
+        this, but never, on a run of blocks as long as a stride, the one with the most.
+        """
         held = self._holdings.held
-        depth = len(hashes)
-        last = None
-        for block in reversed(hashes):
-            holder = held.get(block)
-            if holder is not None and holder is not last:
-                last = holder
-                if isinstance(holder, Touch):
-                    if holder.owner.bit & unseen and holder.expires > now:
-                        depths[holder.owner.worker] = depth
-                        unseen ^= holder.owner.bit
-                else:
-                    found = holder.mask & unseen
-                    while found:
-                        bit = found & -found
-                        found ^= bit
-                        touch = holder.touches[bit]
-                        if touch.expires > now:
-                            depths[touch.owner.worker] = depth
-                            unseen ^= bit
-                if not unseen:
+        depths: dict[str, int] = {}
+        last = probe = len(hashes) - 1
+        while probe >= 0 and hashes[probe] not in held:
+            probe -= STRIDE
+        if probe < 0 and (not hashes or hashes[0] not in held):
+            return depths
+        for at in range(min(last, probe + STRIDE - 1), -1, -1):
+            holder = held.get(hashes[at])
+            if holder is not None:
+                unseen = see(holder, at + 1, self._live, now, depths)
+                if depths:
+                    self._join(hashes, at, unseen, now, depths)
                     break
-            depth -= 1
         return depths
+
+    def _join(self, hashes: Sequence[int], end: int, unseen: int, now: float, depths: dict[str, int]) -> None:
+        """Find the unseen workers that own only some of the blocks before `end`, the next one always by halving."""
+        held = self._holdings.held
+        while end > 0 and any_of(held.get(hashes[0]), unseen, now):
+            low, high = 0, end
+            while high - low > 1:
+                middle = (low + high) // 2
+                if any_of(held.get(hashes[middle]), unseen, now):
+                    low = middle
+                else:
+                    high = middle
+            unseen = see(held[hashes[low]], low + 1, unseen, now, depths)
+            end = low
 
     def claim(self, worker: str, hashes: Sequence[int], now: float) -> Touch | None:
         """A tentative touch on the blocks that are new to the worker; None if there are none or it is unknown.
@@ -225,12 +236,12 @@ class AffinityMap(Shadows):
             self._append(whole, now, now + self.ttl)
 
     def _move(self, touch: Touch, deeper: int, now: float) -> None:
-        """A request that hangs on these blocks was sent: they are as young as its claim. Claims age all the same."""
+        """A request that hangs on these blocks was sent: they are as young as its claim, and stay for as long."""
         if deeper and not touch.tentative:
             self._append(self._holdings.split(touch, deeper), now, now + self.ttl)
         else:
             touch.owner.remove(touch)
-            self._append(touch, now, touch.expires if touch.tentative else now + self.ttl)
+            self._append(touch, now, now + (self.tentative_ttl if touch.tentative else self.ttl))
 
     def _enter(self, touch: Touch, now: float) -> None:
         """Add a touch, whoever holds its blocks for the owner."""

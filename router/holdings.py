@@ -28,13 +28,50 @@ class Shared:
         self.mask = first.owner.bit | second.owner.bit
 
 
+Holder = Touch | Shared
+
+
+def see(holder: Holder, depth: int, unseen: int, now: float, depths: dict[str, int]) -> int:
+    """Note the depth of the unseen owners among a block's; `unseen` are their bits, and those left are returned."""
+    if isinstance(holder, Touch):
+        owner = holder.owner
+        if owner.bit & unseen and holder.expires > now:
+            depths[owner.worker] = depth
+            return unseen ^ owner.bit
+        return unseen
+    found = holder.mask & unseen
+    while found:
+        bit = found & -found
+        found ^= bit
+        touch = holder.touches[bit]
+        if touch.expires > now:
+            depths[touch.owner.worker] = depth
+            unseen ^= bit
+    return unseen
+
+
+def any_of(holder: Holder | None, unseen: int, now: float) -> bool:
+    """Whether an unseen owner is among a block's."""
+    if holder is None:
+        return False
+    if isinstance(holder, Touch):
+        return bool(holder.owner.bit & unseen) and holder.expires > now
+    found = holder.mask & unseen
+    while found:
+        bit = found & -found
+        if holder.touches[bit].expires > now:
+            return True
+        found ^= bit
+    return False
+
+
 class Holdings:
     """All blocks of all owners. Keeps each owner's `pairs` and `bytes`; its list of touches is the caller's."""
 
     __slots__ = ("held",)
 
     def __init__(self) -> None:
-        self.held: dict[int, Touch | Shared] = {}
+        self.held: dict[int, Holder] = {}
 
     def touch_of(self, owner: Owner, block: int) -> Touch | None:
         """The owner's touch that holds the block."""

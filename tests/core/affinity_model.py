@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from router.affinity import AffinityMap
 from router.hashing import weight_of
@@ -36,6 +37,14 @@ class Model:
     def live(self, worker: str, block: int | None, now: float) -> Use | None:
         use = self.pairs.get((worker, block)) if block is not None else None
         return use if use is not None and use.expires > now else None
+
+    def has_hole(self, hashes: list[int], now: float) -> bool:
+        """Whether some worker holds a block and not the one above it: only a claim whose parent was withdrawn does."""
+        for worker in self.epochs:
+            held = [self.live(worker, block, now) is not None for block in hashes]
+            if any(below and not above for above, below in pairwise(held)):
+                return True
+        return False
 
     def match(self, hashes: list[int], now: float) -> dict[str, int]:
         found: dict[str, int] = {}
@@ -75,8 +84,10 @@ class Model:
                 break
             if not held.tentative:
                 proven.append(block)
-            elif held is not self.uses[-1]:
-                self.uses = [other for other in self.uses if other is not held] + [held]
+            else:
+                held.expires = now + self.tentative_ttl
+                if held is not self.uses[-1]:
+                    self.uses = [other for other in self.uses if other is not held] + [held]
         if proven:
             self.enter(Use(worker, proven, now + self.ttl, tentative=False))
         self.settle(worker, now)
