@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from router.calibration.capacity import Capacity
 from router.calibration.verdict import Cause, Verdict
 
@@ -9,6 +11,10 @@ from router.calibration.verdict import Cause, Verdict
 KEEP = 0.99
 # Hits in a row that fell short without an explanation, after which the worker's cache is taken to have been emptied.
 STRIKES = 3
+# So many that they would come by chance less often than this, where single hits fail now and then anyway.
+CHANCE = 0.01
+FRESH = 0.05
+MOST_STRIKES = 24
 # Of what was predicted, less than this was there: the prefix is gone, and has not only lost its end.
 GONE = 0.5
 # What was proven is believed a little less with every further hit; a hit is looked at closely only if it breaks that.
@@ -27,7 +33,9 @@ class Ledger:
         "_confirmed",
         "_emptied",
         "_first",
+        "_needed",
         "_predicted",
+        "_rate",
         "_reported",
         "_strikes",
         "_works",
@@ -48,8 +56,11 @@ class Ledger:
         self.proven_since = 0
         # Hits have been seen in this life of the cache: one that never worked is not one that was emptied.
         self._works = False
+        # Share of hits that come true, of late.
+        self._rate = 1.0
         self._strikes = 0
         self._first = 0.0
+        self._needed = STRIKES
         self._emptied = float("-inf")
 
     @property
@@ -83,10 +94,12 @@ class Ledger:
     def seems_to_work(self) -> None:
         """The worker's counters agree with what was predicted."""
         self._works = True
+        self._rate = _mixed(self._rate, 1.0)
 
     def was_there(self, used: float | None, now: float) -> bool:
         """A hit came true, of an entry that was last used then; whether to find out how much was used since."""
         self._works = True
+        self._rate = _mixed(self._rate, 1.0)
         if used is None:
             return False
         if used < self._first:
@@ -106,6 +119,7 @@ class Ledger:
 
         Once it is clear that the worker's cache was emptied, returns the time before which nothing is there any more.
         """
+        before, self._rate = self._rate, _mixed(self._rate, 0.0)
         if cause in _LOST:
             # What stayed for longer may do so no more.
             self.proven_since = min(self.proven_since, since)
@@ -113,8 +127,9 @@ class Ledger:
             return None
         if not self._strikes:
             self._first = sent
+            self._needed = _needed(before)
         self._strikes += 1
-        return self._first if self._strikes >= STRIKES else None
+        return self._first if self._strikes >= self._needed else None
 
     def emptied(self, now: float) -> bool:
         """Such evidence is here: whether to believe it, since no cache is emptied all the time."""
@@ -126,3 +141,16 @@ class Ledger:
         self._predicted = self._predicted * KEEP + predicted
         self._reported = self._reported * KEEP + reported
         self._confirmed = self._confirmed * KEEP + min(predicted, reported)
+
+
+def _mixed(rate: float, latest: float) -> float:
+    return rate + (latest - rate) * FRESH
+
+
+def _needed(rate: float) -> int:
+    """Failures in a row that are no chance any more, given the share of hits that come true."""
+    if rate >= 1.0:
+        return STRIKES
+    if rate <= 0.0:
+        return MOST_STRIKES
+    return min(MOST_STRIKES, max(STRIKES, math.ceil(math.log(CHANCE) / math.log(1.0 - rate))))

@@ -113,8 +113,8 @@ class Verdicts:
         else:
             usage = None
         belief = _belief(placement, tokens)
-        # Of several prompts, usage counts all tokens, and the cached ones of the last.
-        verdict = verdict_of(belief, None if inquiry.prompt.several else usage)
+        comparable = not inquiry.prompt.incomparable
+        verdict = verdict_of(belief, usage if comparable else None)
         if usage is not None:
             record.predicted_cached_tokens = belief.predicted
             record.reported_prompt_tokens = usage.prompt_tokens
@@ -127,7 +127,7 @@ class Verdicts:
         answered = Answered(belief, record.model, placement.epoch, tokens, profile, placement.prior)
         if verdict is Verdict.UNKNOWN or usage is None or usage.cached_tokens is None:
             account.ledger.count(Verdict.UNKNOWN)
-            if belief.predicted > 0 and not inquiry.prompt.several:
+            if belief.predicted > 0 and comparable:
                 account.counters.answered(Silent(record.at, self._clock(), belief.predicted, answered))
             return
         self._count(account, verdict, record, belief, usage.cached_tokens)
@@ -182,8 +182,9 @@ class Verdicts:
             self._index.disprove(answered.prior)
         if emptied is not None and ledger.emptied(sent):
             self._forget(worker, account, emptied)
-        elif emptied is not None and belief.used is not None:
-            ledger.capacity.fell_short(since, belief.predicted, answered.prompt_tokens)
+        elif emptied is not None:
+            shadow = self._tokens(self._index.bytes_of(worker.id), answered.model)
+            ledger.capacity.fell_short(shadow, belief.predicted, answered.prompt_tokens)
             self._apply_capacity(worker, account)
 
     def _cause(self, worker: Worker, account: Account, answered: Answered, sent: float, since: int) -> Cause:

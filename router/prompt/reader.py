@@ -69,8 +69,9 @@ class Prompt:
     previous_response: str = ""
     # Sequences that the engine is to make of one prompt: `n`, or `best_of`.
     choices: int = 1
-    # Several prompts in one request, each of which is one to the engine; it reports the last one's cached tokens.
-    several: bool = False
+    # What usage says of the cache is not what the prefix was worth: of several prompts in one request only the last
+    # one's cached tokens are reported, and for the log probabilities of a prompt an engine does not read its cache.
+    incomparable: bool = False
 
 
 def read_prompt(form: Form, body: bytes, content_type: bytes = b"") -> Prompt:
@@ -105,6 +106,7 @@ def _common(form: Form, fields: shapes.Body) -> Prompt:
     for limit in (fields.max_completion_tokens, fields.max_tokens, fields.max_output_tokens):
         if len(limit) and prompt.max_tokens == 0:
             prompt.max_tokens = min(max(0, lenient(shapes.number, limit, 0)), MOST_TOKENS)
+    prompt.incomparable = given(fields.prompt_logprobs)
     for count in (fields.n, fields.best_of):
         if len(count):
             prompt.choices = max(prompt.choices, min(shapes.count(count), MOST_TOKENS))
@@ -164,7 +166,8 @@ def _read_completions(body: bytes, _: bytes) -> Prompt:
     if given(fields.prompt):
         raw = bytes(fields.prompt)
         prompt.tokens = add_prompt(prefix, raw)
-        prompt.several = is_several(raw)
+        scored = bytes(fields.echo) == b"true" and given(fields.logprobs)
+        prompt.incomparable = prompt.incomparable or scored or is_several(raw)
     return _finish(prompt, prefix)
 
 

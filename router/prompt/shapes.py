@@ -81,6 +81,7 @@ class Body(msgspec.Struct, gc=False):
     max_output_tokens: Raw = EMPTY
     n: Raw = EMPTY
     best_of: Raw = EMPTY
+    prompt_logprobs: Raw = EMPTY
 
 
 class Chat(Body, gc=False):
@@ -108,6 +109,8 @@ class Responses(Body, gc=False):
 class Completions(Body, gc=False):
     prompt: Raw = EMPTY
     prompt_embeds: Raw = EMPTY
+    echo: Raw = EMPTY
+    logprobs: Raw = EMPTY
 
 
 class Flat(Body, gc=False):

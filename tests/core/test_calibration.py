@@ -174,6 +174,18 @@ def test_a_cache_of_which_half_is_there_or_that_never_worked_was_not_emptied() -
     assert emptied(Ledger(), 10) is None
 
 
+@pytest.mark.parametrize(("true", "false", "needed"), [(1, 0, 3), (9, 1, 3), (2, 1, 5), (1, 1, 7), (1, 9, 24)])
+def test_where_hits_fail_now_and_then_it_takes_more_of_them(true: int, false: int, needed: int) -> None:
+    ledger = working()
+    for _ in range(60):
+        for _ in range(false):
+            ledger.was_missing(Cause.EVICTED, 6_000, 0, 900.0)
+        for _ in range(true):
+            ledger.was_there(880.0, 900.0)
+    assert emptied(ledger, needed - 1) is None
+    assert emptied(ledger, 1) == 1_000.0
+
+
 def test_a_cache_that_seems_emptied_again_and_again_is_only_small() -> None:
     ledger = working()
     assert emptied(ledger, STRIKES) is not None

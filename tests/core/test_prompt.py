@@ -580,17 +580,27 @@ def test_a_deep_conversation_keeps_every_hash_when_it_goes_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "several"),
+    ("fields", "incomparable"),
     [
-        ('"one, \\"two\\""', False),
-        ('["one"]', False),
-        ('[ "one", "two"]', True),
-        ("[1, 2, 3]", False),
-        ("[[1, 2, 3]]", False),
-        ("[[1, 2], [3]]", True),
-        ("[]", False),
+        ('"prompt": "one, \\"two\\""', False),
+        ('"prompt": ["one"]', False),
+        ('"prompt": [ "one", "two"]', True),
+        ('"prompt": [1, 2, 3]', False),
+        ('"prompt": [[1, 2, 3]]', False),
+        ('"prompt": [[1, 2], [3]]', True),
+        ('"prompt": []', False),
+        ('"prompt": "one", "echo": true', False),
+        ('"prompt": "one", "echo": true, "logprobs": 1', True),
+        ('"prompt": "one", "echo": false, "logprobs": 1', False),
+        ('"prompt": "one", "prompt_logprobs": 0', True),
+        ('"prompt": "one", "prompt_logprobs": null', False),
     ],
 )
-def test_several_prompts_in_one_request_are_seen(prompt: str, several: bool) -> None:
-    body = f'{{"model": "m", "prompt": {prompt}}}'.encode()
-    assert read_prompt(Form.COMPLETIONS, body).several == several
+def test_requests_whose_usage_says_nothing_of_their_prefix_are_seen(fields: str, incomparable: bool) -> None:
+    body = f'{{"model": "m", {fields}}}'.encode()
+    assert read_prompt(Form.COMPLETIONS, body).incomparable == incomparable
+
+
+def test_log_probabilities_of_a_chat_prompt_are_seen() -> None:
+    body = b'{"model": "m", "messages": [], "prompt_logprobs": 1}'
+    assert read_prompt(Form.CHAT, body).incomparable

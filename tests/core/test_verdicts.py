@@ -118,7 +118,7 @@ def test_answers_that_say_nothing_are_unknown_and_teach_what_they_can() -> None:
     silent = bench.serve(text(1), None)
     assert (silent.verdict, silent.reported_prompt_tokens) == ("unknown", TOKENS)
     assert bench.serve(text(1), None, told=False).verdict is None
-    assert bench.serve(text(1), 0, several=True).verdict == "unknown"
+    assert bench.serve(text(1), 0, incomparable=True).verdict == "unknown"
     assert not bench.fallbacks()
     assert bench.metrics.predicted.total() == 0
     assert bench.metrics.verdicts.values == {(bench.worker.id, "unknown"): 3}
@@ -164,8 +164,9 @@ def test_a_cache_that_seems_emptied_at_once_again_is_small() -> None:
             bench.serve(text(number), 0)
     assert bench.metrics.emptied.total() == 1
     capacity = bench.verdicts.ledger_of(bench.worker).capacity.tokens
+    # What is remembered of it, less a fifth of what was missing.
     assert capacity is not None
-    assert capacity < 50_000
+    assert capacity < 30_000
 
 
 def test_what_is_evicted_lowers_the_capacity_and_the_map_keeps_to_it() -> None:
