@@ -4,7 +4,7 @@ Nested settings use two underscores in the environment: `ROUTER_SYNC__REDIS_URL`
 once, and nothing is corrected in silence.
 """
 
-from router.settings.addresses import normalise_worker_url
+from router.settings.addresses import may_be_a_worker, normalise_worker_url
 from router.settings.cautions import cautions
 from router.settings.dns import read_name_server
 from router.settings.keys_file import DEFAULT_TENANT, KeysFile
@@ -57,6 +57,7 @@ __all__ = [
     "WorkerSettings",
     "cautions",
     "load",
+    "may_be_a_worker",
     "normalise_worker_url",
     "read_name_server",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 
@@ -37,16 +38,23 @@ def _canonical_host(host: str) -> str:
         if not re.fullmatch(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*", host) or re.search(r"(^|\.)(\d+|0x[0-9a-f]*)$", host):
             raise ValueError("a worker URL needs a plain host name or address") from None
         return host
-    if isinstance(address, ipaddress.IPv6Address):
-        seen = address.ipv4_mapped or address
-        shown = f"[{address}]"
-    else:
-        seen = address
-        shown = str(address)
-    # The metadata services of clouds live on link-local addresses; a worker never does.
-    if seen.is_link_local or seen.is_multicast or seen.is_unspecified:
+    if not may_be_a_worker(host):
         raise ValueError("a worker URL must not point to a link-local, multicast or unspecified address")
-    return shown
+    return f"[{address}]" if isinstance(address, ipaddress.IPv6Address) else str(address)
+
+
+@lru_cache(maxsize=4_096)
+def may_be_a_worker(host: str) -> bool:
+    """Whether an address is one at which workers live; looked at again once a name has led somewhere.
+
+    The metadata services of clouds live on link-local addresses; a worker never does.
+    """
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    seen = address.ipv4_mapped or address if isinstance(address, ipaddress.IPv6Address) else address
+    return not (seen.is_link_local or seen.is_multicast or seen.is_unspecified)
 
 
 def _canonical_path(path: str) -> str:

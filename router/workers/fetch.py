@@ -16,6 +16,8 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from router.settings import may_be_a_worker
+
 _MAX_HEAD: Final = 64 << 10
 _CHUNK: Final = 256 << 10
 # Connecting fails for want of something on this machine: no fault of the worker.
@@ -91,6 +93,9 @@ class Target:
     async def _exchange(self, head: bytes, limit: int) -> Answer:
         reader, writer = await asyncio.open_connection(self._host, self._port, ssl=self._ssl, limit=_CHUNK)
         try:
+            peer = writer.get_extra_info("peername")
+            if peer is not None and not may_be_a_worker(peer[0]):
+                raise FetchError("its name leads to a link-local, multicast or unspecified address")
             writer.write(head)
             return await _read_answer(reader, limit)
         finally:

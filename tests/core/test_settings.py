@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from router.__main__ import main
 from router.errors import SettingsError
-from router.settings import Settings, load, normalise_worker_url
+from router.settings import Settings, load, may_be_a_worker, normalise_worker_url
 from router.workers.registry import worker_id
 
 Write = Callable[[str | bytes], Path]
@@ -601,3 +601,26 @@ def test_the_version_is_said(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--version"])
     assert ended.value.code == 0
     assert capsys.readouterr().out == f"prefix-router {version('prefix-router')}\n"
+
+
+@pytest.mark.parametrize(
+    ("host", "allowed"),
+    [
+        ("10.0.0.1", True),
+        ("127.0.0.1", True),
+        ("8.8.8.8", True),
+        ("::1", True),
+        ("fd00::1", True),
+        ("::ffff:10.0.0.1", True),
+        ("169.254.169.254", False),
+        ("::ffff:169.254.169.254", False),
+        ("fe80::1%eth0", False),
+        ("fe80::1", False),
+        ("224.0.0.1", False),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("no address", False),
+    ],
+)
+def test_where_a_name_may_lead(host: str, allowed: bool) -> None:
+    assert may_be_a_worker(host) is allowed

@@ -215,3 +215,16 @@ def test_failures_to_connect_are_told_apart_and_name_no_address(error: Exception
     told = fetch._from_os(error)
     assert type(told) is kind
     assert not any(part in str(told) for part in ("10.0", "::1", "gpu7"))
+
+
+async def test_a_name_that_leads_where_no_worker_is_gets_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[bytes] = []
+
+    async def listen(head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heard.append(await reader.read())
+
+    async with listening(listen, head=False) as url:
+        monkeypatch.setattr(fetch, "may_be_a_worker", lambda host: False)
+        with pytest.raises(FetchError, match="link-local"):
+            await get(url)
+    assert heard == [b""]

@@ -55,6 +55,18 @@ async def test_a_name_that_does_not_exist() -> None:
             await ask(pool)
 
 
+async def test_a_name_that_leads_where_no_worker_is_gets_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def script(side: WorkerSide) -> None:
+        await side.request()
+
+    monkeypatch.setattr(upstream, "may_be_a_worker", lambda host: False)
+    async with worker(script) as scripted, pool_for(scripted.origin) as pool:
+        with pytest.raises(errors.ConnectFailed):
+            await ask(pool)
+        assert scripted.requests == 0
+        assert (pool.statistics().open, pool.statistics().connecting) == (0, 0)
+
+
 async def test_a_worker_that_never_accepts() -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
