@@ -1,8 +1,9 @@
 """How quickly one process answers `/health` while it has a lot to do, which is how late its event loop is.
 
 `python -m loadtest.responsive` asks it fifty times a second while nothing else happens, while 3 MB bodies arrive one
-after the other, while bodies of the same size consist of tiny messages, and under 1,000 paced streams. Clients, workers
-and the router are processes of their own; with fewer cores than that, each also waits for the others.
+after the other, while bodies of the same size consist of tiny messages, or have as many parts as are taken apart at
+most, and under 1,000 paced streams. Clients, workers and the router are processes of their own; with fewer cores than
+that, each also waits for the others.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from loadtest.bench.bodies import MODEL, Conversations, stream_body, text_pool
 from loadtest.bench.client import Connection, connect, request
 from loadtest.bench.stats import percentile
 from loadtest.fleet import RouterProcess
+from router.prompt.reader import FLAT_OBJECTS
 
 BODY_BYTES = 3 << 20
 PROBE_SECONDS = 0.02
@@ -58,14 +60,19 @@ def bodies_of(load: str, client: int) -> Iterator[bytes]:
     if load == "bodies":
         yield from Conversations(BODY_BYTES, 1, text_pool()).bodies(client)
     rng = random.Random(client)
+    messages: list[dict[str, object]]
     while True:
         name = f"{rng.getrandbits(64):016x}"
         if load == "messages":
-            content = [{"role": "user", "content": "x"}] * (65_000)
-            messages = [{"role": "user", "content": name}, *content]
+            tiny: dict[str, object] = {"role": "user", "content": "x"}
+            messages = [{"role": "user", "content": name}, *[tiny] * (BODY_BYTES // 30)]
         else:
-            content = [{"type": "text", "text": "x"}] * (65_000)
-            messages = [{"role": "user", "content": [{"type": "text", "text": name}, *content]}]
+            # As many as are taken apart one by one, and text to make up the size.
+            content = [{"type": "text", "text": "x"}] * (FLAT_OBJECTS - 10) + [
+                {"type": "text", "text": "x" * BODY_BYTES}
+            ]
+            parts = [{"type": "text", "text": name}, *content]
+            messages = [{"role": "user", "content": parts}]
         yield json.dumps({"model": MODEL, "messages": messages, "max_tokens": 16}, separators=(",", ":")).encode()
 
 
@@ -94,7 +101,7 @@ class Crowd:
             if time.monotonic() < end and not connection.closed:
                 connection.send(ready[number % clients][number // clients % 4])
             else:
-                self._leave()
+                self._leave(connection)
 
         self._open = clients
         for number in range(clients):
@@ -110,7 +117,7 @@ class Crowd:
         def done(connection: Connection, ok: bool) -> None:
             # All chunks, the usage and the last event.
             self._count(ok and connection.events > chunks)
-            self._leave()
+            self._leave(connection)
 
         self._open = streams
         began = time.monotonic()
@@ -125,7 +132,8 @@ class Crowd:
         self.answered += ok
         self.failed += not ok
 
-    def _leave(self) -> None:
+    def _leave(self, connection: Connection) -> None:
+        connection.close()
         self._open -= 1
         if not self._open:
             self._finished.set()
@@ -151,7 +159,7 @@ def probe(port: int, until: float) -> list[float]:
     with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         due = time.monotonic()
-        while due < until:
+        while due < until or not times:
             time.sleep(max(0.0, due - time.monotonic()))
             began = time.monotonic()
             connection.sendall(asked)
@@ -220,14 +228,16 @@ def bench_workers() -> Iterator[list[str]]:
 def run(loads: Sequence[str], seconds: float, streams: int, clients: int) -> Iterator[Row]:
     """Each load in turn, on a router of its own."""
     for load in loads:
-        with tempfile.TemporaryDirectory() as place, bench_workers() as urls:
-            with RouterProcess(Path(place), urls) as router:
-                router.wait_ready(len(urls))
-                yield measure(router, load, streams if load == "streams" else clients, seconds)
+        place = tempfile.TemporaryDirectory()
+        with place, bench_workers() as urls, RouterProcess(Path(place.name), urls) as router:
+            router.wait_ready(len(urls))
+            yield measure(router, load, streams if load == "streams" else clients, seconds)
 
 
 HEAD = (
-    "| load | answered, failed | `/health`, p50 | p99 | longest of | the loop's timer, p99 |\n| --- " + "| --- " * 5 + "|"
+    "| load | answered, failed | `/health`, p50 | p99 | longest of | the loop's timer, p99 |\n| --- "
+    + "| --- " * 5
+    + "|"
 )
 
 
