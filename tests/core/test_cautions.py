@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from router.__main__ import main
 from router.settings import Settings
 from router.settings.cautions import NGINX_IDLE, NGINX_READ, cautions
 
@@ -49,6 +50,17 @@ def test_tenants_without_a_hash_secret_can_aim_for_each_other(tmp_path: Path) ->
     [line] = of(auth=auth)
     assert "no affinity.hash_secret" in line
     assert of(auth=auth, affinity={"hash_secret": "s"}, tenancy={"salt_secret": "t"}) == []
+
+
+def test_check_config_says_them_and_finds_the_settings_right(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check-config", "--worker", "http://a:8000"]) == 0
+    assert "timeouts" not in capsys.readouterr().err
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("ROUTER_TIMEOUTS__FIRST_BYTE", "600")
+        assert main(["check-config", "--worker", "http://a:8000"]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("ok: 1 worker")
+    assert "prefix-router: caution: timeouts.first_byte is 600 s" in said.err
 
 
 def test_the_shipped_nginx_is_as_the_cautions_say() -> None:

@@ -25,6 +25,8 @@ from router.errors import (
     RequestTimeout,
     RouterError,
     SettingsError,
+    TenantLimit,
+    TooManyConnections,
     Unauthorized,
     Unavailable,
     UnknownRoute,
@@ -55,6 +57,8 @@ TREE: dict[type[RouterError], tuple[int, str, str, bool]] = {
     Unavailable: (503, "service_unavailable", "no_worker_available", False),
     QueueFull: (503, "service_unavailable", "queue_full", False),
     Draining: (503, "service_unavailable", "draining", False),
+    TooManyConnections: (503, "service_unavailable", "too_many_connections", False),
+    TenantLimit: (429, "rate_limit_error", "rate_limit_exceeded", False),
     UpstreamError: (502, "upstream_error", "upstream_error", True),
     ConnectFailed: (502, "upstream_error", "upstream_connect_failed", True),
     UpstreamReset: (502, "upstream_error", "upstream_reset", True),
@@ -96,11 +100,13 @@ def test_no_worker_is_blamed_or_asked_again_for_the_clients_errors(kind: type[Ro
     if issubclass(kind, ClientError | ClientGone):
         assert 400 <= kind.status < 500
         assert not kind.try_another
+    elif kind is TenantLimit:
+        assert not kind.try_another
     else:
         assert kind.status >= 500
 
 
-@pytest.mark.parametrize("kind", [Unavailable, QueueFull, Draining])
+@pytest.mark.parametrize("kind", [Unavailable, QueueFull, Draining, TooManyConnections, TenantLimit])
 def test_whoever_is_turned_away_learns_when_to_come_back(kind: type[Unavailable]) -> None:
     assert kind("full").retry_after == 1
     assert kind("full", retry_after=7).retry_after == 7
