@@ -37,7 +37,9 @@ def test_five_turns_through_alternating_replicas_stay_on_one_worker(rig: Rig) ->
     assert results[0].reason in {"miss", "hit"}
     for result in results[1:]:
         assert result.reason == "hit"
-        assert result.matched == "64/64"
+        # All 32 KB of small blocks; whether the wide one after them is whole depends on the turn.
+        assert result.matched is not None
+        assert int(result.matched.partition("/")[0]) >= 64
         assert result.cached_tokens is not None
         assert result.prompt_tokens is not None
         assert result.cached_tokens > 0.9 * result.prompt_tokens - 300
