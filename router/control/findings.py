@@ -176,7 +176,7 @@ def _finer_than_told(view: View) -> Iterator[Finding]:
                 f"{traffic.finer:,} of the last {traffic.prompts:,} prompts to {model} were shorter than "
                 f"{profile.floor_tokens:,} tokens and resumed something all the same: its cache is finer than it says."
             )
-            change = f"models.{model}.cache.hit_unit, so that such prompts are routed by what they share."
+            change = f"prefix-router doctor shows what it does; models.{model}.cache corrects what the router believes."
             yield Finding("finer_than_told", Level.ADVICE, text, change)
 
 
