@@ -1,6 +1,7 @@
 """Microseconds of a decision: prompt reading, hashing, lookup and choice, claim and record, by size of the body.
 
-`python -m loadtest.decision_cost [--workers N]` prints a table; each figure is the best of several rounds.
+`python -m loadtest.decision_cost [--workers N] [--text code]` prints a table; each figure is the best of several
+rounds. What reading costs depends on the text: each character that JSON escapes stops the scan for the end of a string.
 """
 
 from __future__ import annotations
@@ -24,12 +25,15 @@ from router.workers.selection import Selector
 
 MODEL = "m"
 SIZES = (1, 8, 32, 64, 512)
+PLAIN = ["river", "stone", "mountain", "evening", "through", "a"]
+# What is escaped: a line break every 80 bytes or so, as in prose, or something every 17 bytes, more often than in code.
+TEXTS = {"prose": [*PLAIN, *PLAIN, "stone\n"], "code": [*PLAIN, '"quoted"', "stone\n", "é"]}
 
 
-def body_of(kilobytes: int, messages: int, seed: int = 0) -> bytes:
+def body_of(kilobytes: int, messages: int, text_kind: str = "prose", seed: int = 0) -> bytes:
     """A chat request of about this many KiB in this many messages."""
     rng = random.Random(seed)
-    words = ["river", '"quoted"', "stone\n", "mountain", "é", "evening", "through", "a"]
+    words = TEXTS[text_kind]
     piece = kilobytes * 1024 // messages
     said = []
     for number in range(messages):
@@ -57,10 +61,10 @@ def microseconds(work: Callable[[], object], number: int) -> float:
     return min(timeit.repeat(work, number=number, repeat=5)) / number * 1e6
 
 
-def row(kilobytes: int, messages: int, workers: int) -> list[str]:
+def row(kilobytes: int, messages: int, workers: int, text_kind: str) -> list[str]:
     """One line of the table: the follow-up of a prompt that one worker owns, among `workers`."""
     selector = fleet(workers)
-    body = body_of(kilobytes, messages)
+    body = body_of(kilobytes, messages, text_kind)
     start = chain_start(b"", "", MODEL, "")
     prompt = read_prompt(Form.CHAT, body)
     inquiry = selector.inquire(prompt)
@@ -91,12 +95,13 @@ def main(argv: Sequence[str]) -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--text", choices=TEXTS, default="prose")
     options = parser.parse_args(argv)
     print("| body | messages | blocks | read | hash | lookup | match and choose | everything, with claim and record |")
     print("|---|---|---|---|---|---|---|---|")
     for kilobytes in SIZES:
         for messages in (1, 20):
-            print("| " + " | ".join(row(kilobytes, messages, options.workers)) + " |")
+            print("| " + " | ".join(row(kilobytes, messages, options.workers, options.text)) + " |")
     return 0
 
 

@@ -27,6 +27,7 @@ import uvloop
 
 from loadtest.fleet import RedisProcess
 from router.affinity import AffinityMap, Delta
+from router.hashing import WIDTH_MASK
 from router.settings import SyncSettings
 from router.sync import NoSync, Sync
 from router.sync_codec import News, Row, encode
@@ -77,6 +78,7 @@ class Replica:
         worker = self._workers[hashes[0] % WORKERS]
         self._index.match(hashes, time.monotonic())
         lease = Lease(self._registry, worker, 2_000)
+        self._index.claim(worker.id, hashes, time.monotonic())
         loop = asyncio.get_running_loop()
 
         def first_byte() -> None:
@@ -92,14 +94,18 @@ class Replica:
         rng = self._rng
         if self._prompts and rng.random() < FOLLOW_UPS:
             number = rng.randrange(len(self._prompts))
-            prompt = self._prompts[number] + [rng.getrandbits(64) for _ in range(MORE_BLOCKS)]
+            prompt = self._prompts[number] + _blocks(rng, MORE_BLOCKS)
             self._prompts[number] = prompt if len(prompt) <= 100 else prompt[:FIRST_BLOCKS]
             return prompt
-        prompt = [rng.getrandbits(64) for _ in range(FIRST_BLOCKS)]
+        prompt = _blocks(rng, FIRST_BLOCKS)
         self._prompts.append(prompt)
         if len(self._prompts) > 500:
             self._prompts.pop(rng.randrange(500))
         return prompt
+
+
+def _blocks(rng: random.Random, count: int) -> list[int]:
+    return [rng.getrandbits(64) & ~WIDTH_MASK for _ in range(count)]
 
 
 def _cpu() -> float:

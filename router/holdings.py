@@ -19,13 +19,37 @@ Lineage = dict[Touch, int]
 
 
 class Shared:
-    """A block that several owners hold: their bits, and each one's touch by its bit."""
+    """A block that several owners hold: their bits, and each one's touch, in the order of the bits.
+
+    There may be one for every block, so it is as small as it can be.
+    """
 
     __slots__ = ("mask", "touches")
 
-    def __init__(self, first: Touch, second: Touch) -> None:
-        self.touches = {first.owner.bit: first, second.owner.bit: second}
-        self.mask = first.owner.bit | second.owner.bit
+    def __init__(self, touch: Touch) -> None:
+        self.touches: tuple[Touch, ...] = (touch,)
+        self.mask = touch.owner.bit
+
+    def get(self, bit: int) -> Touch | None:
+        """The touch of the owner with this bit."""
+        mask = self.mask
+        return self.touches[(mask & bit - 1).bit_count()] if mask & bit else None
+
+    def put(self, touch: Touch) -> Touch | None:
+        """Make this its owner's touch; returns the one before, if there was one."""
+        bit = touch.owner.bit
+        touches = self.touches
+        at = (self.mask & bit - 1).bit_count()
+        before = touches[at] if self.mask & bit else None
+        self.touches = (*touches[:at], touch, *touches[at + (before is not None) :])
+        self.mask |= bit
+        return before
+
+    def take(self, bit: int) -> None:
+        """The owner with this bit, which is one of them, is none any more."""
+        at = (self.mask & bit - 1).bit_count()
+        self.touches = (*self.touches[:at], *self.touches[at + 1 :])
+        self.mask ^= bit
 
 
 Holder = Touch | Shared
@@ -39,14 +63,12 @@ def see(holder: Holder, depth: int, unseen: int, now: float, depths: dict[str, i
             depths[owner.worker] = depth
             return unseen ^ owner.bit
         return unseen
-    found = holder.mask & unseen
-    while found:
-        bit = found & -found
-        found ^= bit
-        touch = holder.touches[bit]
-        if touch.expires > now:
-            depths[touch.owner.worker] = depth
-            unseen ^= bit
+    if holder.mask & unseen:
+        for touch in holder.touches:
+            owner = touch.owner
+            if owner.bit & unseen and touch.expires > now:
+                depths[owner.worker] = depth
+                unseen ^= owner.bit
     return unseen
 
 
@@ -56,12 +78,10 @@ def any_of(holder: Holder | None, unseen: int, now: float) -> bool:
         return False
     if isinstance(holder, Touch):
         return bool(holder.owner.bit & unseen) and holder.expires > now
-    found = holder.mask & unseen
-    while found:
-        bit = found & -found
-        if holder.touches[bit].expires > now:
-            return True
-        found ^= bit
+    if holder.mask & unseen:
+        for touch in holder.touches:
+            if touch.owner.bit & unseen and touch.expires > now:
+                return True
     return False
 
 
@@ -80,7 +100,7 @@ class Holdings:
             return None
         if isinstance(holder, Touch):
             return holder if holder.owner is owner else None
-        return holder.touches.get(owner.bit)
+        return holder.get(owner.bit)
 
     def depth_of(self, owner: Owner, hashes: Sequence[int], now: float) -> int:
         """How deep the owner's blocks reach into the prompt, those that it only may hold included."""
@@ -117,7 +137,7 @@ class Holdings:
         while block is not None and room > 0:
             touch = held.get(block)
             if touch is not None and not isinstance(touch, Touch):
-                touch = touch.touches.get(owner.bit)
+                touch = touch.get(owner.bit)
             if touch is None or touch.owner is not owner or touch in lineage:
                 break
             blocks = touch.blocks
@@ -129,7 +149,6 @@ class Holdings:
     def hold(self, touch: Touch) -> set[Touch]:
         """Make the touch the holder of its blocks for its owner; returns the touches that it took blocks from."""
         owner = touch.owner
-        bit = owner.bit
         held = self.held
         losers: set[Touch] = set()
         last = None
@@ -139,12 +158,10 @@ class Holdings:
             if holder is None:
                 held[block] = touch
             elif not isinstance(holder, Touch):
-                loser = holder.touches.get(bit)
-                holder.touches[bit] = touch
+                loser = holder.put(touch)
                 if loser is not None:
                     losers.add(loser)
                     continue
-                holder.mask |= bit
             elif holder.owner is owner:
                 held[block] = touch
                 if holder is not last:
@@ -152,7 +169,8 @@ class Holdings:
                     losers.add(holder)
                 continue
             else:
-                held[block] = Shared(holder, touch)
+                held[block] = shared = Shared(holder)
+                shared.put(touch)
             pairs += 1
             size += BLOCK_BYTES << (block & WIDTH_MASK)
         owner.pairs += pairs
@@ -173,10 +191,9 @@ class Holdings:
             if isinstance(holder, Touch):
                 del held[block]
             else:
-                del holder.touches[owner.bit]
-                holder.mask ^= owner.bit
+                holder.take(owner.bit)
                 if len(holder.touches) == 1:
-                    (held[block],) = holder.touches.values()
+                    (held[block],) = holder.touches
         touch.blocks = touch.blocks[len(dropped) :]
         if not touch.blocks:
             owner.remove(touch)
@@ -219,14 +236,13 @@ class Holdings:
         return whole
 
     def _give(self, blocks: Sequence[int], touch: Touch) -> None:
-        bit = touch.owner.bit
         held = self.held
         for block in blocks:
             holder = held[block]
             if isinstance(holder, Touch):
                 held[block] = touch
             else:
-                holder.touches[bit] = touch
+                holder.put(touch)
 
 
 def unproven(lineage: Lineage, now: float) -> int:

@@ -154,8 +154,9 @@ def check_books(index: AffinityMap) -> None:
     for block, holder in index._holdings.held.items():
         if isinstance(holder, Shared):
             assert len(holder.touches) > 1
-            assert holder.mask == sum(holder.touches)
-        for touch in holder.touches.values() if isinstance(holder, Shared) else [holder]:
+            assert holder.mask == sum(touch.owner.bit for touch in holder.touches)
+            assert list(holder.touches) == sorted(holder.touches, key=lambda touch: touch.owner.bit)
+        for touch in holder.touches if isinstance(holder, Shared) else [holder]:
             held[touch.owner.bit, block] = touch
     for owner in live + dead:
         check_owner(owner, held)

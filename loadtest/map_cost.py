@@ -1,0 +1,185 @@
+"""What the ownership map costs by workers and by blocks held: microseconds of each step of a request, and memory.
+
+`python -m loadtest.map_cost` prints two tables. Every prompt is another one, so that nothing is in the processor's
+cache that would not be there when serving; times are medians. Memory is what a process gains in resident size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from router.affinity import AffinityMap
+from router.hashing import WIDTH_MASK
+
+MAX_BLOCKS = 200_000
+EPOCH = 1.0
+# A first turn of 32 KB, what a follow-up adds to it, and what agents have in common (tools and system text, 80 KB).
+FIRST_BLOCKS = 64
+MORE_BLOCKS = 6
+COMMON_BLOCKS = 75
+PROMPTS = 400
+
+
+class Blocks:
+    """Makes block hashes."""
+
+    def __init__(self) -> None:
+        self._rng = random.Random(1)
+
+    def __call__(self, count: int) -> list[int]:
+        return [self._rng.getrandbits(64) & ~WIDTH_MASK for _ in range(count)]
+
+
+def fleet_map(workers: int) -> AffinityMap:
+    """An empty map of so many workers, each with a cache of a known size."""
+    index = AffinityMap(MAX_BLOCKS, 5400.0, 10.0)
+    for number in range(workers):
+        index.set_epoch(str(number), EPOCH)
+        index.set_capacity(str(number), 1 << 40)
+    return index
+
+
+def timed(work: Callable[[list[int]], object], prompts: Sequence[list[int]]) -> float:
+    """The median over the prompts, in microseconds."""
+    times = []
+    for prompt in prompts:
+        began = time.perf_counter()
+        work(prompt)
+        times.append(time.perf_counter() - began)
+    return statistics.median(times) * 1e6
+
+
+def row(workers: int, filled: bool, kind: str) -> list[str]:
+    """One line: follow-ups of one kind of prompt, among so many workers, in an empty or a full map."""
+    blocks = Blocks()
+    index, other = fleet_map(workers), fleet_map(workers)
+    common = blocks(COMMON_BLOCKS) if kind == "agents" else []
+    for number in range(min(workers, 8)):
+        if common:
+            index.record(str(number), EPOCH, common, 0.0)
+    if filled:
+        for number in range(MAX_BLOCKS // FIRST_BLOCKS):
+            index.record(str(number % workers), EPOCH, blocks(FIRST_BLOCKS), 1.0)
+    said = [[*common, *blocks(FIRST_BLOCKS if not common else 20)] for _ in range(PROMPTS)]
+    owners = {id(prompt): str(number % min(workers, 8)) for number, prompt in enumerate(said)}
+    for prompt in said:
+        index.record(owners[id(prompt)], EPOCH, prompt, 2.0)
+        other.record(owners[id(prompt)], EPOCH, prompt, 2.0)
+    for prompt in said:
+        prompt += blocks(MORE_BLOCKS)
+    strangers = [blocks(len(said[0])) for _ in range(PROMPTS)]
+    deltas = []
+
+    def record(prompt: list[int]) -> None:
+        deltas.append((id(prompt), index.record(owners[id(prompt)], EPOCH, prompt, 3.0)))
+
+    times = [
+        timed(lambda prompt: index.match(prompt, 3.0), strangers),
+        timed(lambda prompt: index.match(prompt, 3.0), said),
+        timed(lambda prompt: index.claim(owners[id(prompt)], prompt, 3.0), said),
+        timed(record, said),
+    ]
+    told = dict(deltas)
+
+    def apply(prompt: list[int]) -> None:
+        delta = told[id(prompt)]
+        assert delta is not None
+        other.apply(delta, 3.0)
+
+    times.append(timed(apply, said))
+    return [kind, str(workers), f"{len(index):,}", *(f"{time:.1f}" for time in times)]
+
+
+# -- memory ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Filling:
+    """A way to fill a map: prompts of so many blocks, on so many workers each, with so many common ones before."""
+
+    name: str
+    blocks: int
+    workers_each: int = 1
+    common: int = 0
+    turns: int = 1
+
+
+FILLINGS = (
+    Filling("prompts of 64 blocks", 64),
+    Filling("conversations of 12 turns, 75 blocks in common", 6, common=COMMON_BLOCKS, turns=12),
+    Filling("prompts of 64 blocks, each on two workers", 64, workers_each=2),
+    Filling("prompts of one block", 1),
+)
+
+
+def fill(filling: Filling) -> AffinityMap:
+    """A map that has evicted some already."""
+    blocks, index, now = Blocks(), fleet_map(8), 0.0
+    common = blocks(filling.common)
+    prompts = 1 + MAX_BLOCKS * 11 // (10 * filling.blocks * filling.turns * filling.workers_each)
+    said = [list(common) for _ in range(prompts)]
+    for _ in range(filling.turns):
+        for number, prompt in enumerate(said):
+            prompt += blocks(filling.blocks)
+            now += 1e-3
+            for copy in range(filling.workers_each):
+                worker = str((number + copy) % 8)
+                index.claim(worker, prompt, now)
+                index.record(worker, EPOCH, prompt, now)
+    return index
+
+
+def resident() -> int:
+    """Bytes of this process in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def child(number: int) -> None:
+    """Fill a map and print what it takes; what made it is given back before."""
+    gc.collect()
+    before = resident()
+    index = fill(FILLINGS[number])
+    gc.collect()
+    print(f"{len(index)} {resident() - before}")
+
+
+def memory(number: int) -> str:
+    """One line: a filled map in a process of its own."""
+    words = [sys.executable, "-m", "loadtest.map_cost", "--child", str(number)]
+    blocks, size = subprocess.run(words, check=True, capture_output=True, text=True).stdout.split()
+    return f"| {FILLINGS[number].name} | {int(blocks):,} | {int(size) / 1e6:.0f} MB |"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if options.child is not None:
+        child(options.child)
+        return 0
+    gc.disable()
+    print("| prompts | workers | blocks held | match: unknown | match: follow-up | claim | record | apply elsewhere |")
+    print("|" + "---|" * 8)
+    for kind in ("chats", "agents"):
+        for workers in (8, 64, 500):
+            for filled in (False, True):
+                print("| " + " | ".join(row(workers, filled, kind)) + " |", flush=True)
+    print("\n| a full map of | blocks | memory |\n|---|---|---|")
+    for number in range(len(FILLINGS)):
+        print(memory(number), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
