@@ -7,6 +7,7 @@ therefore not confirm a hit, and they can refute one only by hardly moving at al
 from __future__ import annotations
 
 import enum
+from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -16,7 +17,7 @@ LEAST_TOKENS = 512
 # The counter moved by less than this share of the predicted tokens: none of the hits can have come true.
 MOVED = 0.1
 MAX_WAITING = 512
-MAX_SAMPLES = 16
+MAX_SAMPLES = 64
 
 T = TypeVar("T")
 
@@ -31,10 +32,11 @@ class CounterFinding(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Silent(Generic[T]):
-    """An answer without cached tokens: `sent` and `answered` on the router's clock, and what it is to the caller."""
+    """An answer without cached tokens: when it was `sent` and `begun` on the router's clock, and what it is to the
+    caller. Somewhere between these two the worker has looked into its cache."""
 
     sent: float
-    answered: float
+    begun: float
     predicted: int
     subject: T
 
@@ -43,8 +45,8 @@ class Silent(Generic[T]):
 class CounterCheck(Generic[T]):
     """One worker. `answered` takes what was predicted, `sampled` the counter of hit tokens with each probe.
 
-    An answer counts once a probe that began after it has been read, against the last probe before it was sent. What
-    else moved the counter in between only makes a contradiction less likely, never more.
+    An answer is compared over the time from the last probe before it was sent to the first one that was begun after its
+    first byte. What else moved the counter in between only makes a contradiction less likely, never more.
     """
 
     _waiting: deque[Silent[T]] = field(default_factory=lambda: deque(maxlen=MAX_WAITING))
@@ -59,32 +61,32 @@ class CounterCheck(Generic[T]):
         self._waiting.clear()
         self._samples.clear()
 
-    def sampled(self, now: float, hits: float | None) -> tuple[CounterFinding, list[Silent[T]]]:
+    def sampled(self, now: float, hits: float | None) -> list[tuple[CounterFinding, list[Silent[T]]]]:
         """The worker's counter of hit tokens, as just read. Returns what it says of which answers."""
         if hits is None or (self._samples and hits < self._samples[-1][1]):
             self.forget()
             if hits is not None:
                 self._samples.append((now, hits))
-            return CounterFinding.UNKNOWN, []
-        # The page may have been made up to one probe before this moment.
-        settled = self._samples[-1][0] if self._samples else float("-inf")
-        ready = [silent for silent in self._waiting if silent.answered <= settled]
-        finding = self._compare(ready, hits)
-        if ready:
-            self._waiting = deque((s for s in self._waiting if s.answered > settled), maxlen=MAX_WAITING)
+            return []
         self._samples.append((now, hits))
-        return finding, ready
+        groups: dict[tuple[int, int], list[Silent[T]]] = {}
+        waiting: deque[Silent[T]] = deque(maxlen=MAX_WAITING)
+        times = [at for at, _ in self._samples]
+        for silent in self._waiting:
+            before = bisect_left(times, silent.sent) - 1
+            # The page of the first probe that ended after the first byte may have been made before it.
+            after = bisect_left(times, silent.begun) + 1
+            if after >= len(times):
+                waiting.append(silent)
+            else:
+                groups.setdefault((before, after), []).append(silent)
+        self._waiting = waiting
+        return [(self._compare(*between, silents), silents) for between, silents in groups.items()]
 
-    def _compare(self, ready: list[Silent[T]], hits: float) -> CounterFinding:
-        oldest = self._samples[0][0] if self._samples else float("inf")
-        # One that took longer than the samples reach back can't be compared, and must not spoil the others.
-        ready[:] = [silent for silent in ready if silent.sent > oldest]
-        before = self._before(min((silent.sent for silent in ready), default=oldest))
-        predicted = sum(silent.predicted for silent in ready)
-        if before is None or predicted < LEAST_TOKENS:
+    def _compare(self, before: int, after: int, silents: list[Silent[T]]) -> CounterFinding:
+        predicted = sum(silent.predicted for silent in silents)
+        # What was sent before the samples reach back can't be compared.
+        if before < 0 or predicted < LEAST_TOKENS:
             return CounterFinding.UNKNOWN
-        return CounterFinding.CONTRADICTED if hits - before < MOVED * predicted else CounterFinding.CONSISTENT
-
-    def _before(self, sent: float) -> float | None:
-        """The counter at the last sample before that time."""
-        return next((hits for at, hits in reversed(self._samples) if at < sent), None)
+        moved = self._samples[after][1] - self._samples[before][1]
+        return CounterFinding.CONTRADICTED if moved < MOVED * predicted else CounterFinding.CONSISTENT

@@ -128,7 +128,9 @@ class Verdicts:
         if verdict is Verdict.UNKNOWN or usage is None or usage.cached_tokens is None:
             account.ledger.count(Verdict.UNKNOWN)
             if belief.predicted > 0 and comparable:
-                account.counters.answered(Silent(record.at, self._clock(), belief.predicted, answered))
+                # Begun a little later than it was, if the request had to wait for a slot.
+                begun = record.at + (record.first_byte_seconds or 0.0)
+                account.counters.answered(Silent(record.at, begun, belief.predicted, answered))
             return
         self._count(account, verdict, record, belief, usage.cached_tokens)
         if verdict is Verdict.FELL_SHORT:
@@ -239,18 +241,14 @@ class Verdicts:
         account = self._account(worker)
         account.ledger.capacity.declare(worker.facts.profile.capacity_tokens)
         self._apply_capacity(worker, account)
-        finding, silents = account.counters.sampled(self._clock(), worker.facts.cache_hits)
-        if not silents:
-            return
-        self._metrics.counter_checks.inc((worker.id, finding.value))
-        if finding is CounterFinding.CONSISTENT:
-            account.ledger.seems_to_work()
-        if finding is not CounterFinding.CONTRADICTED:
-            return
-        for silent in silents:
-            answered = silent.subject
-            account.ledger.refuted(silent.predicted)
-            self._fell_short(worker, account, answered, 0, silent.sent)
+        for finding, silents in account.counters.sampled(self._clock(), worker.facts.cache_hits):
+            self._metrics.counter_checks.inc((worker.id, finding.value))
+            if finding is CounterFinding.CONSISTENT:
+                account.ledger.seems_to_work()
+            elif finding is CounterFinding.CONTRADICTED:
+                for silent in silents:
+                    account.ledger.refuted(silent.predicted)
+                    self._fell_short(worker, account, silent.subject, 0, silent.sent)
 
     def _removed(self, worker: Worker) -> None:
         self._accounts.pop(worker.id, None)

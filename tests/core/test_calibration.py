@@ -314,21 +314,24 @@ def test_a_capacity_stays_within_its_bounds(declared: int | None, events: list[t
 # -- counters --------------------------------------------------------------------------------------------------
 
 
-def silent(sent: float, answered: float, predicted: int = 6_000, name: str = "a") -> Silent[str]:
-    return Silent(sent, answered, predicted, name)
+def silent(sent: float, begun: float, predicted: int = 6_000, name: str = "a") -> Silent[str]:
+    return Silent(sent, begun, predicted, name)
+
+
+def findings(check: CounterCheck[str], now: float, hits: float | None) -> list[tuple[CounterFinding, str]]:
+    """What a probe says, and of which answers."""
+    return [(finding, "".join(one.subject for one in silents)) for finding, silents in check.sampled(now, hits)]
 
 
 def test_counters_that_do_not_move_refute_what_was_predicted_between_them() -> None:
     check: CounterCheck[str] = CounterCheck()
-    assert check.sampled(0.0, 500.0) == (CounterFinding.UNKNOWN, [])
+    assert findings(check, 0.0, 500.0) == []
     check.answered(silent(1.0, 2.0, name="a"))
     check.answered(silent(1.5, 3.0, name="b"))
-    # The page of this probe may have been made before the answers came.
-    assert check.sampled(5.0, 500.0) == (CounterFinding.UNKNOWN, [])
-    finding, answers = check.sampled(10.0, 510.0)
-    assert finding is CounterFinding.CONTRADICTED
-    assert [answer.subject for answer in answers] == ["a", "b"]
-    assert check.sampled(15.0, 510.0) == (CounterFinding.UNKNOWN, [])
+    # The page of this probe may have been made before the answers began.
+    assert findings(check, 5.0, 500.0) == []
+    assert findings(check, 10.0, 510.0) == [(CounterFinding.CONTRADICTED, "ab")]
+    assert findings(check, 15.0, 510.0) == []
 
 
 def test_counters_that_moved_for_whatever_reason_refute_nothing() -> None:
@@ -336,7 +339,16 @@ def test_counters_that_moved_for_whatever_reason_refute_nothing() -> None:
     check.sampled(0.0, 500.0)
     check.answered(silent(1.0, 2.0))
     check.sampled(5.0, 500.0)
-    assert check.sampled(10.0, 1_200.0)[0] is CounterFinding.CONSISTENT
+    assert findings(check, 10.0, 1_200.0) == [(CounterFinding.CONSISTENT, "a")]
+
+
+def test_an_answer_that_ends_late_is_compared_over_the_time_in_which_it_began() -> None:
+    check: CounterCheck[str] = CounterCheck()
+    for time, hits in ((0.0, 500.0), (5.0, 500.0), (10.0, 500.0), (15.0, 9_000.0)):
+        check.sampled(time, hits)
+    check.answered(silent(1.0, 2.0, name="a"))
+    check.answered(silent(6.0, 7.0, name="b"))
+    assert findings(check, 20.0, 9_000.0) == [(CounterFinding.CONTRADICTED, "a"), (CounterFinding.CONSISTENT, "b")]
 
 
 def test_too_little_predicted_no_counters_or_falling_ones_say_nothing() -> None:
@@ -344,24 +356,22 @@ def test_too_little_predicted_no_counters_or_falling_ones_say_nothing() -> None:
     check.sampled(0.0, 500.0)
     check.answered(silent(1.0, 2.0, LEAST_PREDICTED - 1))
     check.sampled(5.0, 500.0)
-    assert check.sampled(10.0, 500.0)[0] is CounterFinding.UNKNOWN
+    assert findings(check, 10.0, 500.0) == [(CounterFinding.UNKNOWN, "a")]
     for hits in (None, 400.0):
         check.sampled(20.0, 500.0)
         check.answered(silent(21.0, 22.0))
         check.sampled(25.0, 500.0)
-        assert check.sampled(30.0, hits) == (CounterFinding.UNKNOWN, [])
-    assert check.sampled(35.0, 500.0) == (CounterFinding.UNKNOWN, [])
+        assert findings(check, 30.0, hits) == []
+    assert findings(check, 35.0, 500.0) == []
 
 
 def test_an_answer_sent_before_the_samples_reach_back_says_nothing_and_spoils_nothing() -> None:
     check: CounterCheck[str] = CounterCheck()
     check.sampled(10.0, 500.0)
-    check.answered(silent(1.0, 11.0, name="long"))
-    check.answered(silent(10.5, 11.0, name="short"))
+    check.answered(silent(1.0, 11.0, name="l"))
+    check.answered(silent(10.5, 11.0, name="s"))
     check.sampled(15.0, 500.0)
-    finding, answers = check.sampled(20.0, 500.0)
-    assert finding is CounterFinding.CONTRADICTED
-    assert [answer.subject for answer in answers] == ["short"]
+    assert findings(check, 20.0, 500.0) == [(CounterFinding.UNKNOWN, "l"), (CounterFinding.CONTRADICTED, "s")]
 
 
 REQUESTS = st.tuples(st.floats(0.0, 60.0), st.floats(0.0, 9.0), st.floats(0.0, 1.0), st.integers(512, 20_000))
@@ -371,13 +381,13 @@ REQUESTS = st.tuples(st.floats(0.0, 60.0), st.floats(0.0, 9.0), st.floats(0.0, 1
 def test_hits_that_came_true_are_never_refuted(requests: list[tuple[float, float, float, int]], others: int) -> None:
     """In whatever order requests, hits and probes come, and whoever else moves the counter."""
     check: CounterCheck[str] = CounterCheck()
-    # A hit counts somewhere between the request's being sent and its answer; what is sent comes last of a moment.
+    # A hit counts somewhere between the request's being sent and its first byte.
     hits = [(sent + share * taken, predicted + others) for sent, taken, share, predicted in requests]
     answers = [silent(sent, sent + taken, predicted) for sent, taken, _, predicted in requests]
-    for time in range(0, 90, 5):
-        for answer in [answer for answer in answers if answer.answered <= time]:
+    for time in range(0, 95, 5):
+        for answer in [answer for answer in answers if answer.begun <= time]:
             answers.remove(answer)
             check.answered(answer)
         counter = sum(tokens for at, tokens in hits if at <= time)
-        assert check.sampled(float(time), float(counter))[0] is not CounterFinding.CONTRADICTED
+        assert all(finding is not CounterFinding.CONTRADICTED for finding, _ in check.sampled(time, float(counter)))
     assert not answers
