@@ -129,7 +129,8 @@ class Reading:
 class Row:
     """The series that requests of one endpoint, model, worker and reason have in common, looked up once."""
 
-    __slots__ = ("_decisions", "_ends", "_labels", "_matched", "_metrics", "_queried", "_seconds", "_statuses", "_ttft")
+    __slots__ = ("_decisions", "_ends", "_labels", "_matched", "_metrics", "_queried", "_seconds", "_statuses",
+                 "_tokens", "_ttft", "_verdicts")  # fmt: skip
 
     def __init__(self, metrics: Metrics, endpoint: str, model: str, worker: str, reason: str) -> None:
         self._metrics = metrics
@@ -141,6 +142,8 @@ class Row:
         self._seconds = metrics.request_seconds.series((endpoint,))
         self._statuses: dict[int, Cell] = {}
         self._ends: dict[str, Cell] = {}
+        self._verdicts: dict[str, Cell] = {}
+        self._tokens: tuple[Cell, Cell, Cell] | None = None
 
     def decided(self, blocks: int, matched: int) -> None:
         """A worker was chosen."""
@@ -163,6 +166,27 @@ class Row:
         if cell is None:
             cell = self._ends[outcome] = self._metrics.outcomes.cell((outcome,))
         cell[0] += 1
+
+    def judged(self, verdict: str) -> None:
+        """The answer has been compared with what was predicted."""
+        cell = self._verdicts.get(verdict)
+        if cell is None:
+            cell = self._verdicts[verdict] = self._metrics.verdicts.cell((self._labels[2], verdict))
+        cell[0] += 1
+
+    def cached(self, predicted: int, reported: int) -> None:
+        """Tokens that were to be resumed, and those that were."""
+        if self._tokens is None:
+            metrics, labels = self._metrics, self._labels[1:]
+            self._tokens = (
+                metrics.predicted.cell(labels),
+                metrics.reported.cell(labels),
+                metrics.confirmed.cell(labels),
+            )
+        cells = self._tokens
+        cells[0][0] += predicted
+        cells[1][0] += reported
+        cells[2][0] += min(predicted, reported)
 
     def took(self, seconds: float) -> None:
         """The request is done with."""

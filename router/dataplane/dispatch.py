@@ -172,12 +172,14 @@ class Dispatcher:
             self._give_up(job, error)
             return None
         outcome = outcome_of_status(response.status)
+        if outcome is Outcome.ANSWERED:
+            for other in job.refused_by:
+                self._strike(other, Outcome.OVERLOADED)
+            await self._relay.run(job, placement, response)
+            return None
         self._note(worker, outcome)
         if outcome is Outcome.OVERLOADED:
             job.refused_by.append(worker)
-        elif outcome is Outcome.ANSWERED:
-            for other in job.refused_by:
-                self._strike(other, Outcome.OVERLOADED)
         if self._may_retry(job, outcome):
             job.kept = await self._relay.keep(response)
             return outcome

@@ -123,7 +123,9 @@ class RouterProtocol(HttpToolsProtocol):
         if self.waiting_for == "header":
             self.headers.append((name.lower(), value))
         # A trailer counts, but must not be taken for a header: it comes too late for what those are checked for.
-        self._count(len(name) + len(value) + 4)
+        self._header_bytes += len(name) + len(value) + 4
+        if self._header_bytes > self.bounds.header_bytes or len(self.headers) > self.bounds.header_count:
+            self._count(0)
 
     def on_headers_complete(self) -> None:
         self.fields = fields = dict(reversed(self.headers))

@@ -121,7 +121,8 @@ class Verdicts:
             record.reported_cached_tokens = usage.cached_tokens
             record.output_tokens = usage.completion_tokens
             record.verdict = verdict.value
-        self._metrics.verdicts.inc((record.worker, verdict.value))
+        row = self._metrics.row(record.endpoint, record.model, record.worker, record.reason)
+        row.judged(verdict.value)
         account = self._account(worker)
         profile = profile_of(worker, inquiry)
         answered = Answered(belief, record.model, placement.epoch, tokens, profile, placement.prior)
@@ -132,18 +133,12 @@ class Verdicts:
                 begun = record.at + (record.first_byte_seconds or 0.0)
                 account.counters.answered(Silent(record.at, begun, belief.predicted, answered))
             return
-        self._count(account, verdict, record, belief, usage.cached_tokens)
+        account.ledger.count(verdict, belief.predicted, usage.cached_tokens)
+        row.cached(belief.predicted, usage.cached_tokens)
         if verdict is Verdict.FELL_SHORT:
             self._fell_short(worker, account, answered, usage.cached_tokens, record.at)
         else:
             self._came_true(worker, account, answered, verdict, usage.cached_tokens, record.at)
-
-    def _count(self, account: Account, verdict: Verdict, record: DecisionRecord, belief: Belief, reported: int) -> None:
-        account.ledger.count(verdict, belief.predicted, reported)
-        labels = (record.model, record.worker)
-        self._metrics.predicted.inc(labels, belief.predicted)
-        self._metrics.reported.inc(labels, reported)
-        self._metrics.confirmed.inc(labels, min(belief.predicted, reported))
 
     def _came_true(
         self, worker: Worker, account: Account, answered: Answered, verdict: Verdict, reported: int, sent: float

@@ -13,12 +13,18 @@ def test_a_row_counts_what_its_requests_have_in_common() -> None:
         row.first_byte(0.02)
         row.answered(status, outcome)
         row.took(0.5)
+        row.judged("confirmed" if matched else "fell_short")
+        row.cached(64, 16 * matched)
     assert metrics.row("/v1/chat/completions", "m", "w", "hit") is row
     assert metrics.decisions.values == {("m", "hit"): 3}
     assert (metrics.blocks_queried.total(), metrics.blocks_matched.total()) == (24, 8)
     requests = metrics.requests.values
     assert requests == {("/v1/chat/completions", "m", "w", "200"): 2, ("/v1/chat/completions", "m", "w", "500"): 1}
     assert metrics.outcomes.values == {("ok",): 2, ("upstream_error",): 1}
+    assert metrics.verdicts.values == {("w", "confirmed"): 2, ("w", "fell_short"): 1}
+    assert metrics.predicted.values == {("m", "w"): 192}
+    assert metrics.reported.values == {("m", "w"): 128}
+    assert metrics.confirmed.values == {("m", "w"): 48 + 64}
     text = metrics.render().decode()
     assert 'router_ttft_seconds_bucket{le="0.01",model="m",reason="hit",worker="w"} 0.0' in text
     assert 'router_ttft_seconds_bucket{le="0.025",model="m",reason="hit",worker="w"} 3.0' in text
