@@ -37,6 +37,8 @@ MAX_INCOMING = 256
 MAX_SUMS = 100
 # What a replica has sketched so long ago may still be compared.
 FRESH_SECONDS = 0.2
+# From this share of its capacity on a worker's shadow drops about as much as it takes in.
+FULL = 0.9
 # A digest is answered with the own one, but not more often than this.
 REPLY_SECONDS = 2.0
 
@@ -333,4 +335,7 @@ class Resync:
         blocks = max(mine.blocks, theirs.blocks)
         # The other took about as long; twice, for the pace varies.
         under_way = 2 * self._pace * (2 * self._took + FRESH_SECONDS / 4) * blocks / max(1, len(self._index))
+        if self._index.fill(theirs.worker) > FULL:
+            # What the other has more does not fit in here, where the worker's cache is taken to be smaller.
+            under_way += abs(mine.blocks - theirs.blocks)
         return difference(mine.packed(), theirs.sketch) > tolerance(blocks, under_way)

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from router import sync_resync
+from router.hashing import WIDTH_MASK
 from router.sync_codec import Chunk, News, Sum, Want, encode
 from router.sync_codec import Digest as DigestMessage
 from router.sync_redis import Listener
@@ -41,7 +42,7 @@ def fill(replica: Replica, blocks: int, *, seed: int = 1, age: float = 0.0, tell
     rng = random.Random(seed)
     for number in range(blocks // 20):
         worker = replica.workers[number % len(replica.workers)]
-        hashes = [rng.getrandbits(64) for _ in range(20)]
+        hashes = [rng.getrandbits(64) & ~WIDTH_MASK for _ in range(20)]
         delta = replica.index.record(worker.id, worker.epoch, hashes, time.monotonic() - age)
         if tell:
             assert delta is not None
@@ -312,6 +313,22 @@ async def test_a_small_difference_is_left_alone(channel: Channel) -> None:
     heard = two.sync.messages.get(("in", "digest"), 0)
     await wait(lambda: two.sync.messages.get(("in", "digest"), 0) > heard + 2)
     assert two.depth(HASHES) == 0
+    assert two.sync.repairs.differences == two.sync.repairs.asked["digest"] == 0
+
+
+async def test_what_does_not_fit_into_a_smaller_cache_is_not_asked_for(channel: Channel) -> None:
+    """Replicas may believe in other capacities; the one that believes in less has not lost anything."""
+    one, two = await channel.replica(digest_seconds=0.2), await channel.replica(digest_seconds=0.2)
+    await wait(lambda: not two.sync.warming and two.sync.repairs.seconds is not None)
+    room = 512 * 100
+    for worker in two.workers:
+        two.index.set_capacity(worker.id, room)
+    fill(one, 6_000, tell=True)
+    await wait(lambda: not one.sync.queued)
+    await wait(lambda: all(two.index.fill(worker.id) > sync_resync.FULL for worker in two.workers))
+    heard = two.sync.messages.get(("in", "digest"), 0)
+    await wait(lambda: two.sync.messages.get(("in", "digest"), 0) > heard + 3)
+    assert len(two.index) < len(one.index) / 2
     assert two.sync.repairs.differences == two.sync.repairs.asked["digest"] == 0
 
 
