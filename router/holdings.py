@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from router.hashing import BLOCK_BYTES, WIDTH_MASK
+from router.hashing import BLOCK_BYTES, WIDTH_MASK, weight_of
 from router.touches import Owner, Touch
 
 # The longest way up that is followed: longer than any prompt's, and bounded where senseless news leads in circles.
@@ -124,8 +124,9 @@ class Holdings:
 
     def new_to(self, owner: Owner, blocks: Sequence[int]) -> int:
         """How many of a prompt's deepest blocks, which come first, the owner does not have."""
+        held = self.held
         for position, block in enumerate(blocks):
-            if self.touch_of(owner, block) is not None:
+            if block in held and self.touch_of(owner, block) is not None:
                 return position
         return len(blocks)
 
@@ -152,7 +153,7 @@ class Holdings:
         held = self.held
         losers: set[Touch] = set()
         last = None
-        pairs = size = 0
+        pairs = wide = 0
         for block in touch.blocks:
             holder = held.get(block)
             if holder is None:
@@ -172,9 +173,10 @@ class Holdings:
                 held[block] = shared = Shared(holder)
                 shared.put(touch)
             pairs += 1
-            size += BLOCK_BYTES << (block & WIDTH_MASK)
+            if block & WIDTH_MASK:
+                wide += weight_of(block) - BLOCK_BYTES
         owner.pairs += pairs
-        owner.bytes += size
+        owner.bytes += pairs * BLOCK_BYTES + wide
         return losers
 
     def drop(self, touch: Touch, pairs: int) -> int:
@@ -184,10 +186,11 @@ class Holdings:
             return 0
         owner = touch.owner
         held = self.held
-        size = 0
+        wide = 0
         for block in dropped:
             holder = held[block]
-            size += BLOCK_BYTES << (block & WIDTH_MASK)
+            if block & WIDTH_MASK:
+                wide += weight_of(block) - BLOCK_BYTES
             if isinstance(holder, Touch):
                 del held[block]
             else:
@@ -198,7 +201,7 @@ class Holdings:
         if not touch.blocks:
             owner.remove(touch)
         owner.pairs -= len(dropped)
-        owner.bytes -= size
+        owner.bytes -= len(dropped) * BLOCK_BYTES + wide
         return len(dropped)
 
     def trim(self, loser: Touch, taken: set[int]) -> None:
