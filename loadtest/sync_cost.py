@@ -57,6 +57,7 @@ class Replica:
             sender = f"{self._rng.getrandbits(64):016x}"
             self.sync = Sync(settings, "f" * 16, self._index, self._registry, time.monotonic, sender)
         self._registry.hooks.load.append(self.sync.load)
+        self._registry.hooks.step.append(self.sync.step)
         self._workers = [self._registry.add(f"http://10.0.0.{n + 1}:8000", slots=1024) for n in range(WORKERS)]
         for worker in self._workers:
             self._registry.set_epoch(worker, EPOCH)
@@ -77,7 +78,8 @@ class Replica:
         hashes = self._prompt()
         worker = self._workers[hashes[0] % WORKERS]
         self._index.match(hashes, time.monotonic())
-        lease = Lease(self._registry, worker, 2_000)
+        lease = Lease(self._registry, worker, 2_000, whole=hashes[-1])
+        lease.claim = self._index.claim(worker.id, hashes, time.monotonic())
         self._index.claim(worker.id, hashes, time.monotonic())
         loop = asyncio.get_running_loop()
 

@@ -15,13 +15,15 @@ from collections.abc import Callable
 
 from router.affinity import AffinityMap, Delta
 from router.settings import SyncSettings
-from router.sync_codec import Envelope, Message, News, NewsKind, Refused, Row, encode, open_envelope, read, take
+from router.sync_codec import Envelope, Message, News, NewsKind, Refused, Row, open_envelope, read, take, uncouple
+from router.sync_echo import Echoes
 from router.sync_off import DROP_CAUSES, Direction, NoSync
 from router.sync_peers import Peers
 from router.sync_places import Places
 from router.sync_redis import Link, RedisLink, end
 from router.sync_resync import Resync
 from router.sync_steps import Openings, Steps
+from router.sync_train import Train
 from router.sync_work import OwnWork, TheirWork
 from router.workers.registry import Lease, Registry, Step, Worker
 
@@ -59,10 +61,8 @@ class Sync(NoSync):
         self._registry = registry
         self._clock = clock
         self._sender = sender
-        # How own messages begin.
-        said = encode(fingerprint, sender, 1, News("bye"))
-        self._own = said[: said.index(sender.encode()) + len(sender.encode())]
         self._link = link or _redis_link(settings)
+        self._train = Train(fingerprint, sender, self._link, lambda kind, size: self._count("out", kind, size))
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watching: asyncio.Task[None] | None = None
         self._peers = Peers(MAX_PEERS, settings.expire_seconds)
@@ -87,32 +87,25 @@ class Sync(NoSync):
         self._their_work = TheirWork(registry, index, clock, self.dropped)
         self._statement: NewsKind = "hello"
         self._statement_due = clock()
-        self._sequence = 0
         # Timers: what waits goes out `soon`, and the next statement when it is due.
         self._soon = False
         self._flushing: asyncio.TimerHandle | None = None
         self._beating: asyncio.TimerHandle | None = None
         self._linked = False
         self._was_linked = False
-        # Own statements on their way: sequence -> when they left.
-        self._under_way: dict[int, float] = {}
-        self._lag: float | None = None
-        self._echoed = float("-inf")
+        self._echoes = Echoes()
 
     # -- what the rest of the router uses ------------------------------------------------------------------
 
     @property
     def up(self) -> bool:
         """Whether both directions work: an own heartbeat came back within the time of the last three."""
-        return self._linked and self._clock() - self._echoed <= 3 * self._settings.heartbeat_seconds
+        return self._linked and self._echoes.silent(self._clock()) <= 3 * self._settings.heartbeat_seconds
 
     @property
     def lag_seconds(self) -> float | None:
         """How long the last heartbeat took, or takes by now, to come back; None while there is none."""
-        if not self._under_way:
-            return self._lag
-        waiting = self._clock() - next(iter(self._under_way.values()))
-        return waiting if self._lag is None else max(waiting, self._lag)
+        return self._echoes.lag(self._clock())
 
     @property
     def warming(self) -> bool:
@@ -134,7 +127,7 @@ class Sync(NoSync):
         if len(self._deltas) >= self._settings.max_queue:
             self._deltas.popleft()
             self.dropped["queue"] += 1
-            self._sequence += 1  # the hole tells the others that something is missing
+            self._train.sequence += 1  # the hole tells the others that something is missing
         self._deltas.append(delta)
         if not self._soon:
             self._send_soon()
@@ -179,6 +172,7 @@ class Sync(NoSync):
                 pass
             if self._link.ready:
                 self._send(News("bye"))
+                self._train.depart()
             self._linked = False
         await self._link.aclose()
 
@@ -205,6 +199,11 @@ class Sync(NoSync):
 
     def _send_due(self) -> bool:
         """Send what waits, as much as may go at once; whether something is left."""
+        left = self._fill_train()
+        self._train.depart()
+        return left
+
+    def _fill_train(self) -> bool:
         now = self._clock()
         if now >= self._statement_due and self._link.ready:
             kind, self._statement = self._statement, "heartbeat"
@@ -244,18 +243,13 @@ class Sync(NoSync):
         self._send_soon()
 
     def _send(self, message: Message) -> None:
-        self._sequence += 1
         try:
-            data = encode(self._fingerprint, self._sender, self._sequence, message)
+            sequence = self._train.add(message)
         except Refused as refused:
             self.dropped[refused.cause] += 1
             return
         if message.kind in ("hello", "heartbeat"):
-            self._under_way[self._sequence] = self._clock()
-            if len(self._under_way) > 16:
-                del self._under_way[next(iter(self._under_way))]
-        self._link.publish(data)
-        self._count("out", message.kind, len(data))
+            self._echoes.left(sequence, self._clock())
 
     def _row(self, worker_id: str) -> Row | None:
         worker = self._registry.get(worker_id)
@@ -279,22 +273,33 @@ class Sync(NoSync):
     def lost(self) -> None:
         """The subscription is gone: keep news until it is back."""
         self._linked = False
-        self._under_way.clear()
+        self._echoes.clear()
         self._controls.clear()
         self._own_work.clear()
         self._batches.clear()
         self._resync.lost()
 
     def receive(self, data: object) -> None:
-        """Take in one message of any origin and content."""
+        """Take in one message, or a train of them, of any origin and content."""
+        if not isinstance(data, bytes):
+            self.dropped["malformed"] += 1
+            return
+        if not self._echoes and self._train.is_own(data):
+            return  # most of one's own messages say nothing when they come back
         try:
-            if not isinstance(data, bytes):
-                raise Refused("malformed")
-            if not self._under_way and data.startswith(self._own):
-                return  # most of one's own messages say nothing when they come back
+            messages = uncouple(data)
+        except Refused as refused:
+            self.dropped[refused.cause] += 1
+            return
+        for message in messages:
+            self._receive(message)
+
+    def _receive(self, data: bytes) -> None:
+        try:
             envelope = open_envelope(data, self._fingerprint)
             if envelope.sender == self._sender:
-                self._echo(envelope.sequence)
+                if self._echoes.came(envelope.sequence, self._clock()):
+                    self._resync.echoed()
             else:
                 self._merge(envelope, read(envelope), len(data))
         except Refused as refused:
@@ -307,16 +312,6 @@ class Sync(NoSync):
                 )
 
     # -- taking in -----------------------------------------------------------------------------------------
-
-    def _echo(self, sequence: int) -> None:
-        left = self._under_way.pop(sequence, None)
-        if left is None:
-            return
-        self._echoed = self._clock()
-        self._lag = self._echoed - left
-        self._resync.echoed()
-        for older in [number for number in self._under_way if number < sequence]:
-            del self._under_way[older]
 
     def _merge(self, envelope: Envelope, message: Message, size: int) -> None:
         sender = envelope.sender

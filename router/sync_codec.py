@@ -15,6 +15,9 @@ bytes per block. `blocks` is how much the sender's map holds, in statements.
 A replica that misses something sends a `Want` to one other, which answers with `Chunk`s; a `Digest` shows whether
 anything is missing that nobody has noticed. These three are on the same channel, and cost whom they do not concern
 little.
+
+Messages that leave at the same time go as one, a train: a byte that begins no message, and each with its length before
+it. On the way a train costs as much as one message, and it is lost or arrives as a whole.
 """
 
 from __future__ import annotations
@@ -32,6 +35,12 @@ from router.sync_steps import Openings, Steps
 
 VERSION = 2
 MAX_MESSAGE = 64 * 1024
+TRAIN = b"\xc1"
+MAX_COUPLED = 32
+MAX_TRAIN = MAX_MESSAGE + 5 * MAX_COUPLED
+_LENGTH = struct.Struct("!I")
+# Where the first message of a train begins.
+FIRST = len(TRAIN) + _LENGTH.size
 # Work that one message may bring to a receiver; a sender with more to say sends more messages.
 MAX_DELTAS = 128
 MAX_ROWS = 512
@@ -206,6 +215,35 @@ def open_envelope(data: bytes, fingerprint: str) -> Envelope:
     if envelope.fingerprint != fingerprint:
         raise Refused("fingerprint")
     return envelope
+
+
+def couple(messages: Sequence[bytes]) -> bytes:
+    """Some messages as a train; one alone stays as it is."""
+    if len(messages) == 1:
+        return messages[0]
+    pieces = [TRAIN]
+    for message in messages:
+        pieces += (_LENGTH.pack(len(message)), message)
+    return b"".join(pieces)
+
+
+def uncouple(data: bytes) -> list[bytes]:
+    """The messages of a train, or the one there is; Refused if the train is no whole one, or too long."""
+    if not data.startswith(TRAIN):
+        return [data]
+    if len(data) > MAX_TRAIN:
+        raise Refused("oversized")
+    found: list[bytes] = []
+    at = len(TRAIN)
+    while at < len(data):
+        begin = at + _LENGTH.size
+        if begin > len(data) or len(found) == MAX_COUPLED:
+            raise Refused("malformed")
+        at = begin + _LENGTH.unpack_from(data, at)[0]
+        found.append(data[begin:at])
+    if at != len(data):
+        raise Refused("malformed")
+    return found
 
 
 def read(envelope: Envelope) -> Message:

@@ -49,6 +49,8 @@ FLOORS = {
     "sync_publisher": 4,
     "sync_subscriber": 4,
     "sync_redis": 5,
+    "sync_train": 6,
+    "sync_echo": 1,
     "sync": 8,
     "siblings": 2,
     "restarts": 0,
@@ -66,7 +68,7 @@ FLOORS = {
 }
 PURE = {"errors", "prompt", "hashing", "cachemodel", "touches", "affinity", "policy", "policy_work", "work"}
 PURE |= {"calibration", "restarts", "holdings", "shadows"}
-PURE |= {"quota", "sync_codec", "sync_steps", "sync_peers", "sync_snapshot", "sync_repair"}
+PURE |= {"quota", "sync_codec", "sync_steps", "sync_peers", "sync_snapshot", "sync_repair", "sync_echo"}
 IMPURE_MODULES = {"asyncio", "time", "random", "logging", "socket", "threading", "os", "secrets", "uuid"}
 
 

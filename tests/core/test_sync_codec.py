@@ -14,9 +14,12 @@ from hypothesis import strategies as st
 from router.affinity import Delta
 from router.sync_codec import (
     KINDS,
+    MAX_COUPLED,
     MAX_DELTAS,
     MAX_MESSAGE,
     MAX_ROWS,
+    MAX_TRAIN,
+    TRAIN,
     VERSION,
     Chunk,
     Digest,
@@ -26,10 +29,12 @@ from router.sync_codec import (
     Row,
     Sum,
     Want,
+    couple,
     encode,
     open_envelope,
     read,
     take,
+    uncouple,
 )
 
 PRINT = "0123456789abcdef"
@@ -275,3 +280,40 @@ def test_batches_are_bounded_in_work_too() -> None:
     many_rows = deque(Row(f"{n:08x}", 1.0, 1) for n in range(2000))
     batch = take(small, many_rows)
     assert (len(batch.deltas), len(batch.rows)) == (MAX_DELTAS, MAX_ROWS)
+
+
+# -- trains --------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.binary(max_size=200).filter(lambda data: not data.startswith(TRAIN)), min_size=1, max_size=MAX_COUPLED)
+)
+def test_a_train_arrives_as_what_was_coupled(messages: list[bytes]) -> None:
+    assert uncouple(couple(messages)) == messages
+
+
+@given(st.lists(st.binary(max_size=50), min_size=2, max_size=5), st.data())
+def test_a_train_that_was_cut_is_refused(messages: list[bytes], data: st.DataObject) -> None:
+    train = couple(messages)
+    ends = {len(TRAIN)}
+    for message in messages:
+        ends.add(max(ends) + 4 + len(message))
+    cut = data.draw(st.sampled_from([at for at in range(2, len(train)) if at not in ends]))
+    with pytest.raises(Refused):
+        uncouple(train[:cut])
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_taken_for_messages_or_refused(data: bytes) -> None:
+    try:
+        found = uncouple(TRAIN + data)
+    except Refused:
+        return
+    assert sum(len(message) + 4 for message in found) == len(data)
+
+
+def test_a_train_is_bounded() -> None:
+    with pytest.raises(Refused, match="malformed"):
+        uncouple(couple([b""] * (MAX_COUPLED + 1)))
+    with pytest.raises(Refused, match="oversized"):
+        uncouple(couple([bytes(MAX_TRAIN), b""]))

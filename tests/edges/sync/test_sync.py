@@ -12,7 +12,7 @@ import pytest
 from router import sync
 from router.affinity import AffinityMap, Delta
 from router.sync import DROP_CAUSES, NoSync
-from router.sync_codec import VERSION, Row
+from router.sync_codec import TRAIN, VERSION, Row, uncouple
 from router.workers.registry import Registry
 from tests.edges.sync.rig import (
     EPOCH,
@@ -224,6 +224,40 @@ async def test_a_link_that_fails_keeps_the_news() -> None:
         await wait(lambda: one.sync.up and two.depth(HASHES) == 20 and two.load() == 1)
         assert two.sync.gaps == 0
         lease.end()
+
+
+async def test_what_leaves_together_is_one_message_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with AsyncExitStack() as stack:
+        channel = LocalChannel(stack)
+        channel.bus.splits = False
+        one, two = await channel.replica(heartbeat_seconds=5.0, expire_seconds=20.0), await channel.replica()
+        await wait(lambda: one.sync.peers == 1)
+        sent: list[object] = []
+        put = channel.bus.put
+
+        def watched(message: object) -> None:
+            sent.append(message)
+            put(message)
+
+        monkeypatch.setattr(channel.bus, "put", watched)
+        lease = one.lease()
+        one.serve(HASHES)
+        await wait(lambda: two.depth(HASHES) == 20 and two.load() == 1)
+        assert {("out", "news"), ("out", "steps")} <= set(one.sync.messages)
+        trains = [uncouple(message) for message in sent if isinstance(message, bytes) and message.startswith(TRAIN)]
+        assert any(len(train) == 2 for train in trains)
+        lease.end()
+        assert not any(two.sync.dropped.values())
+        assert two.sync.gaps == 0
+
+
+@pytest.mark.parametrize("train", [b"\xc1", b"\xc1\0", b"\xc1\0\0\0\2x", b"\xc1" + 33 * b"\0\0\0\1x"])
+async def test_a_train_that_is_none_is_refused_as_a_whole(channel: Channel, train: bytes) -> None:
+    two = await channel.replica()
+    await channel.inject(train)
+    await channel.inject(message(rows=[Row(two.workers[0].id, EPOCH, 3)]))
+    await wait(lambda: two.load() == 3)
+    assert sum(two.sync.dropped.values()) == two.sync.dropped["malformed"] == (train != b"\xc1")
 
 
 async def test_without_redis_everything_is_quiet() -> None:
