@@ -164,6 +164,23 @@ def test_a_click_explains_a_decision(browser: Browser, router: RouterProcess) ->
         assert visit.errors == []
 
 
+def test_under_policy_work_the_parts_of_the_score_are_shown(
+    browser: Browser, workers: list[str], tmp_path: Path
+) -> None:
+    with replica(tmp_path, workers, ROUTER_POLICY__NAME="work") as router, Visit(browser, router.url) as visit:
+        router.wait_ready(2)
+        page = visit.shown()
+        ask(router, "scored-1", text="Scored. " + PROMPT)
+        page.get_by_role("button", name="Explain decision scored-1").click()
+        dialog = page.get_by_role("dialog")
+        dialog.locator("tr.chosen").wait_for()
+        heads = dialog.locator("th").all_inner_texts()
+        assert heads[-5:] == ["queued", "uncached", "decoding", "score", "Verdict"]
+        cells = dialog.locator("tr.chosen td").all_inner_texts()
+        assert int(cells[heads.index("score")].replace(",", "")) > 0
+        assert visit.errors == []
+
+
 def test_it_survives_a_restart_of_the_router(browser: Browser, workers: list[str], tmp_path: Path) -> None:
     with replica(tmp_path, workers) as router, Visit(browser, router.url) as visit:
         page = visit.shown()
