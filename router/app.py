@@ -281,6 +281,7 @@ class Router:
         add("router_body_bytes", "Request bodies held in memory.", (), lambda: [((), self.app.budget.held)])
         add("router_upstream_connections", "Open connections.", ("worker",), self._connections)
         add("router_client_connections", "Open connections.", (), lambda: [((), len(self.protocol.open_connections))])
+        add("router_asyncio_tasks", "Tasks of the event loop.", (), lambda: [((), len(asyncio.all_tasks()))])
         self.metrics.counter("router_index_evictions_total", "Blocks dropped.", ("cause",), self._evictions)
         self.metrics.counter("router_decision_file_lines_total", "Decisions by fate.", ("result",), self._file_lines)
         self.metrics.counter("router_dns_lookups_total", "Lookups of names.", ("result",), self._lookups)

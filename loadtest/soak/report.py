@@ -1,0 +1,77 @@
+"""A run as a plot and a table. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+from loadtest.report.plots import HEIGHT, LEGEND_ROW, WIDTH, lines
+from loadtest.soak.run import Findings
+from loadtest.soak.sample import BOUNDS, is_flat, thirds
+
+LABELS = {
+    "memory": "resident memory, MB",
+    "descriptors": "file descriptors",
+    "sockets": "sockets",
+    "tasks": "asyncio tasks",
+}
+STYLE = (
+    "<style>svg{font:12px ui-sans-serif,system-ui,sans-serif}text{fill:#1f2328}.dim{fill:#59636e}"
+    "line,.grid{stroke:#d0d7de}.paper{fill:#fff}</style>"
+)
+
+
+def picture(found: Findings) -> str:
+    """One SVG that needs nothing from elsewhere: a plot for each measure, two in a row, a line for each replica."""
+    high = HEIGHT + LEGEND_ROW + 16
+    parts = []
+    for number, (what, label) in enumerate(LABELS.items()):
+        series = {
+            f"the replica that {name}" if name == "lives on" else "the replica that is restarted": [
+                (sample.at / 60, float(getattr(sample, what))) for sample in samples
+            ]
+            for name, samples in found.samples.items()
+        }
+        place = f'<svg x="{number % 2 * WIDTH}" y="{number // 2 * high}" '
+        parts.append(re.sub("^<svg ", place, lines(label, series, "minutes")))
+    size = f'viewBox="0 0 {2 * WIDTH} {2 * high}" width="{2 * WIDTH}" height="{2 * high}"'
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img"><title>What two replicas take up</title>{STYLE}'
+        f'<rect class="paper" width="100%" height="100%"/>{"".join(parts)}</svg>\n'
+    )
+
+
+def tables(found: Findings) -> str:
+    """Markdown: what the replica that lived on took up, by thirds, and requests by outcome."""
+    lived = found.samples["lives on"]
+    rows = ["| the replica that lives on | first third | middle | last | verdict |", "| --- | --- | --- | --- | --- |"]
+    for what in BOUNDS:
+        cells = " | ".join(f"{value:,.0f}" for value in thirds(lived, what))
+        rows.append(f"| {LABELS[what]} | {cells} | {'flat' if is_flat(lived, what) else 'grows'} |")
+    befell = ", ".join(f"{name} {count}" for name, count in Counter(what for _, what in found.events).items())
+    rows += [
+        "",
+        f"{found.seconds / 60:.0f} minutes; {befell}. Of {found.sent:,} requests",
+        f"clients saw {_listed(found.seen)};",
+        f"the routers counted {_listed(found.counted)}. The {found.unaccounted} others met a replica that was",
+        f"restarted after the last time that it could be asked, which may be {found.unheard} at most.",
+        f"All gauges {'came to 0' if found.at_rest else 'did NOT come to 0'} afterwards.",
+    ]
+    return "\n".join(rows)
+
+
+def verdict(found: Findings) -> list[str]:
+    """What was wrong; empty where nothing was."""
+    lived = found.samples["lives on"]
+    wrong = [f"{LABELS[what]} grows: {thirds(lived, what)}" for what in BOUNDS if not is_flat(lived, what)]
+    if not found.at_rest:
+        wrong.append("gauges did not come to 0")
+    if sum(found.seen.values()) != found.sent:
+        wrong.append(f"clients know {sum(found.seen.values())} ends of {found.sent} requests")
+    if not 0 <= found.unaccounted <= found.unheard:
+        wrong.append(f"{found.unaccounted} requests are accounted for by no router, {found.unheard} can be explained")
+    return wrong
+
+
+def _listed(counts: Counter[str]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in counts.most_common() if count)
