@@ -133,7 +133,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--host", help="address to listen on (default 127.0.0.1)")
         command.add_argument("--port", type=int, help="port to listen on (default 8080; 0 takes a free one)")
         command.add_argument("--processes", type=int, metavar="N", help="replicas that share the port (default 1)")
-        command.add_argument("--policy", help="slack (default), work, power_of_two, least_loaded or round_robin")
+        command.add_argument("--policy", help="work (default), slack, power_of_two, least_loaded or round_robin")
     commands.add_parser("demo", help="play a conversation over two replicas and simulated workers", add_help=False)
     commands.add_parser("doctor", help="whether live workers' caches can help, and what to change", add_help=False)
     commands.add_parser("fit", help="what a model's cache can reuse, from its config.json", add_help=False)

@@ -6,12 +6,14 @@ its extra queue is shorter than the prefill it saves, so a preference never beco
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
 
 from router.policy import NO_MATCH, Ask, Candidate, Decision, Matches, Reason, reason_without_match, rendezvous
+from router.work import DECODING_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,19 +21,22 @@ class Weights:
     """The constants of the score.
 
     `uncached`: how much dearer a token to compute is than a token in the queue, for it also slows those who decode.
-    `decoding`: tokens for each request past its first byte. `lifetimes`: re-use intervals after which an entry is worth
-    a third. `full`: the share of a cache's capacity from which a new prompt pushes others out. `home`: the share of a
-    prompt that its home may be ahead of others while replicas can't hear each other.
+    `decoding`: tokens for each request that decodes; one that waits counts as much at least. `lifetimes`: re-use
+    intervals after which an entry is worth a third. `full`: the share of a cache's capacity from which a new prompt
+    pushes others out. `home`: the share of a prompt that its home may be ahead of others while replicas can't hear each
+    other.
     """
 
     uncached: float = 1.25
-    decoding: float = 1_000.0
+    decoding: float = DECODING_TOKENS
     lifetimes: float = 3.0
     full: float = 0.9
     home: float = 0.5
 
 
 WEIGHTS = Weights()
+# Of equals in the order that all replicas share, so many are compared by when they were last used.
+FIRST_FEW = 3
 
 
 class Terms(NamedTuple):
@@ -51,7 +56,7 @@ class Worked(Protocol):
     """The work at a candidate, see `router.work.WorkQueue`."""
 
     @property
-    def answered(self) -> Collection[object]: ...
+    def decoding(self) -> float: ...
     def ahead(self, now: float) -> float: ...
 
 
@@ -71,13 +76,13 @@ B = TypeVar("B", bound=Busy)
 class View:
     """What the rule knows beside the queues: the time, and of a worker's cache by its name
 
-    `pressure`: what a token that is pushed out there is worth, in [0, 1]; `held`: how much it holds, in steps that are
-    the same on all replicas.
+    `pressure`: what a token that is pushed out there is worth, in [0, 1]; `last_used`: when a request last went there,
+    from whatever replica.
     """
 
     now: float
     pressure: Callable[[str], float] | None = None
-    held: Callable[[str], int] | None = None
+    last_used: Callable[[str], float] | None = None
     weights: Weights = WEIGHTS
 
 
@@ -100,7 +105,7 @@ def terms(candidate: Busy, matches: Matches, ask: Ask, view: View) -> Terms:
     return Terms(
         candidate.work.ahead(view.now),
         weights.uncached * uncached,
-        weights.decoding * len(candidate.work.answered),
+        weights.decoding * candidate.work.decoding,
         uncached * view.pressure(candidate.id) if view.pressure is not None else 0.0,
     )
 
@@ -113,7 +118,7 @@ def scores(candidates: Sequence[B], matches: Matches, ask: Ask, view: View) -> l
     found: list[float] = []
     for candidate in candidates:
         work = candidate.work
-        score = work.ahead(now) + per_request * len(work.answered)
+        score = work.ahead(now) + per_request * work.decoding
         match = matches.get(candidate.id) if matches else None
         if match is None:
             score += none if worth is None else none + tokens * worth(candidate.id)
@@ -161,18 +166,22 @@ def _deepest(candidates: Sequence[B], matches: Matches) -> B | None:
 
 
 def _first(tied: Sequence[B], ask: Ask, view: View) -> B:
-    """The first of equals: with the fewest in flight, then by what it holds or did last, then in the shared order.
+    """The first of equals: with the fewest in flight, then by the order that all replicas share.
 
-    A new prefix goes where the least is held. A prompt without a whole block seeds nothing that replicas would have to
-    agree upon, so whoever was given none for the longest time takes it.
+    A new prefix goes to that of its first few which rests longest, so that prompts that come one after another spread,
+    while replicas whose news crosses still agree, and do not all turn to the one worker that rests. A prompt without a
+    whole block seeds nothing that replicas would have to agree upon: the worker that has rested longest takes it.
     """
     key = ask.key
+    least = min([one.load for one in tied])
+    tied = [one for one in tied if one.load == least]
     if not ask.blocks:
-        return min(tied, key=lambda one: (one.load, one.turn, -rendezvous(one.id, key)))
-    held = view.held
-    if held is None or ask.cut_off:
-        return min(tied, key=lambda one: (one.load, -rendezvous(one.id, key)))
-    return min(tied, key=lambda one: (one.load, held(one.id), -rendezvous(one.id, key)))
+        return min(tied, key=lambda one: (one.turn, -rendezvous(one.id, key)))
+    if view.last_used is None or ask.cut_off:
+        return max(tied, key=lambda one: rendezvous(one.id, key))
+    last_used = view.last_used
+    first = heapq.nlargest(FIRST_FEW, tied, key=lambda one: rendezvous(one.id, key))
+    return min(first, key=lambda one: last_used(one.id))
 
 
 def _prefer_home(found: list[float], candidates: Sequence[Busy], ask: Ask, view: View) -> None:

@@ -66,6 +66,11 @@ class Shadows:
         oldest = owner.oldest if owner else None
         return max(0.0, now - oldest.used) if oldest is not None else math.inf
 
+    def last_used(self, worker: str) -> float:
+        """When a request that leaves something there was last sent to the worker; minus infinity if none was."""
+        owner = self._owners.get(worker)
+        return owner.newest.used if owner is not None and owner.newest is not None else -math.inf
+
     def age(self, worker: str, block: int, now: float) -> float | None:
         """Seconds since the worker's last use of a block; None if it does not own it."""
         owner = self._owners.get(worker)

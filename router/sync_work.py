@@ -28,6 +28,7 @@ from router.sync_steps import (
     Steps,
     open_at,
     open_bytes,
+    permille_of,
     step_bytes,
 )
 from router.work import Key, Waiting
@@ -140,7 +141,8 @@ class TheirWork:
             worker.work.ended(key, now)
         else:
             uncached = self._claim(worker, key, step, now)
-            worker.work.started(key, Waiting(uncached, step.what == STARTED_SILENT, step.whole), now)
+            light = step.lighter / 1_000 * uncached / max(1, step.uncached)
+            worker.work.started(key, Waiting(uncached, step.what == STARTED_SILENT, step.whole, light), now)
         self._registry.moved(worker)
 
     def _claim(self, worker: Worker, key: Key, step: Step, now: float) -> float:
@@ -169,7 +171,7 @@ def told(lease: Lease, what: What) -> Step:
         return Step(lease.worker.id, lease.key[1], ENDED)
     work, claim = lease.work, lease.claim
     kind = STARTED_SILENT if work.silent else STARTED
-    step = Step(lease.worker.id, lease.key[1], kind, int(work.uncached), work.whole)
+    step = Step(lease.worker.id, lease.key[1], kind, int(work.uncached), permille_of(work), work.whole)
     if claim is None or not claim.tentative:
         return step
     return msgspec.structs.replace(step, base=claim.above, new=pack(claim.blocks[::-1]))

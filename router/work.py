@@ -23,6 +23,9 @@ PROGRESS_SHARE = 0.7
 # Prefill tokens per second of a worker that has not shown its rate; used only to end a silent request's prefill.
 ASSUMED_RATE = 4_000.0
 
+# Tokens of prefill that a request which decodes counts for.
+DECODING_TOKENS = 1_000.0
+
 # A request: who sent it (a replica; "" is this one), and its number there.
 Key = tuple[str, int]
 # By the hash of a whole prompt, how many requests with just this prompt wait at each worker.
@@ -31,15 +34,24 @@ Twins = dict[int, dict[str, int]]
 
 @dataclass(slots=True)
 class Waiting:
-    """A request before its first byte: tokens to compute, whether its first byte will only come with its end, and the
-    hash of its whole prompt (0: none)."""
+    """A request before its first byte: tokens to compute, whether its first byte will only come with its end, the hash
+    of its whole prompt (0: none), and how much less work it is than a request that decodes, as a share of that."""
 
     uncached: float
     silent: bool = False
     whole: int = 0
+    lighter: float = 0.0
 
 
 NOBODY = Waiting(0.0)
+
+
+def lighter(uncached: float, tokens: int) -> float:
+    """How much less work a request of so many prompt tokens is than one that decodes; for `Waiting`.
+
+    One that finds most of its prompt computed, or about to be, is meant to be light: it follows that where it is.
+    """
+    return max(0.0, uncached / max(1, tokens) - uncached / DECODING_TOKENS)
 
 
 class WorkQueue:
@@ -48,14 +60,14 @@ class WorkQueue:
     Repeated and unexpected events do no harm: counts are sizes of sets, and never fall below zero.
     """
 
-    __slots__ = ("answered", "seconds", "since", "tokens", "total", "twins", "waiting", "worker")
+    __slots__ = ("answered", "coming", "seconds", "since", "tokens", "total", "twins", "waiting", "worker")
 
     def __init__(self, worker: str, twins: Twins) -> None:
         self.worker = worker
         self.twins = twins
         self.waiting: dict[Key, Waiting] = {}
         self.answered: set[Key] = set()
-        self.total = 0.0
+        self.total = self.coming = 0.0
         # When the head's turn came: the last first byte, or the moment the queue became non-empty.
         self.since = 0.0
         self.tokens = 0.0
@@ -66,15 +78,24 @@ class WorkQueue:
         """Prefill tokens per second as learned from the times between first bytes; 0 while unknown."""
         return self.tokens / self.seconds if self.seconds > 0 else 0.0
 
+    @property
+    def decoding(self) -> float:
+        """Requests that decode, and what those that wait are lighter than one that does, which they will be soon.
+
+        Short prompts would else be sent to one worker until the first of them are answered.
+        """
+        return len(self.answered) + self.coming if self.waiting else len(self.answered)
+
     def started(self, key: Key, waiting: Waiting, now: float) -> None:
         """A request was sent to the worker."""
         if key in self.waiting or key in self.answered:
             return
         if not self.waiting:
             self.since = now
-            self.total = 0.0
+            self.total = self.coming = 0.0
         self.waiting[key] = waiting
         self.total += waiting.uncached
+        self.coming += waiting.lighter
         if waiting.whole:
             here = self.twins.setdefault(waiting.whole, {})
             here[self.worker] = here.get(self.worker, 0) + 1
@@ -147,7 +168,7 @@ class WorkQueue:
         for key in tuple(self.waiting):
             self._take(key)
         self.answered.clear()
-        self.total = self.tokens = self.seconds = 0.0
+        self.total = self.coming = self.tokens = self.seconds = 0.0
 
     def _leave_head(self, key: Key, now: float) -> None:
         """The next in the queue begins now, if this was the first."""
@@ -159,6 +180,7 @@ class WorkQueue:
         if waiting is None:
             return None
         self.total -= waiting.uncached
+        self.coming -= waiting.lighter
         if waiting.whole:
             here = self.twins[waiting.whole]
             here[self.worker] -= 1

@@ -86,7 +86,7 @@ class WorkerSettings(Group):
 class PolicySettings(Group):
     """How a worker is chosen among the candidates."""
 
-    name: PolicyName = "slack"
+    name: PolicyName = "work"
     slack: tuple[tuple[Count, Count], ...] = ((1_000, 0), (4_000, 1), (8_000, 2), (32_000, 3))
     slack_above: Count = 4
     short_tokens: Count = 0

@@ -26,7 +26,7 @@ Seen = tuple[
     Sequence[Removed],
     int,
     Sequence[float] | None,
-    Sequence[int] | None,
+    Sequence[float] | None,
 ]
 
 
@@ -35,7 +35,7 @@ class Evidence(NamedTuple):
 
     `removed` are workers that serve the model and were no candidates, with the state they were in and whether they were
     being drained. `key` is the prompt's, from which the order of equals follows. Under a policy that scores, `scores`
-    and `decoding` (requests past their first byte) are parallel to `free`.
+    and `decoding` (requests that decode or soon will) are parallel to `free`.
     """
 
     candidates: Sequence[Worker]
@@ -45,7 +45,7 @@ class Evidence(NamedTuple):
     removed: Sequence[Removed]
     key: int
     scores: Sequence[float] | None = None
-    decoding: Sequence[int] | None = None
+    decoding: Sequence[float] | None = None
 
 
 def every(pool: int) -> int:

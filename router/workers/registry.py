@@ -312,12 +312,20 @@ class Lease:
 
     Until its first byte it also counts as waiting, with the prompt tokens that the worker has to compute for it.
     `silent`: its answer is not streamed, so the first byte comes with the end. `whole`: the hash of its whole prompt.
+    `lighter`: how much less work it is than one that decodes.
     """
 
     __slots__ = ("_ended", "_registry", "_trial", "_waiting", "claim", "key", "uncached", "work", "worker")
 
     def __init__(
-        self, registry: Registry, worker: Worker, uncached_tokens: int = 0, *, silent: bool = False, whole: int = 0
+        self,
+        registry: Registry,
+        worker: Worker,
+        uncached_tokens: int = 0,
+        *,
+        silent: bool = False,
+        whole: int = 0,
+        lighter: float = 0.0,
     ) -> None:
         self._registry = registry
         self.worker = worker
@@ -327,7 +335,7 @@ class Lease:
         registry.requests += 1
         worker.turn = registry.requests
         self.key: Key = ("", registry.requests)
-        self.work = Waiting(self.uncached, silent, whole)
+        self.work = Waiting(self.uncached, silent, whole, lighter)
         # What the worker is going to hold, if the answer comes.
         self.claim: Touch | None = None
         worker.work.started(self.key, self.work, registry.clock())

@@ -13,6 +13,7 @@ from itertools import islice
 
 from xxhash import xxh3_64_intdigest
 
+from router.work import DECODING_TOKENS
 from router.workers.health import State
 from router.workers.registry import Worker
 
@@ -47,7 +48,7 @@ def by_work(worker: Worker) -> int:
     work = worker.work
     if not work.waiting and not work.answered:
         return IDLE
-    return int(work.at_least() + 1_000 * len(work.answered)) // STEP_TOKENS
+    return int(work.at_least() + DECODING_TOKENS * work.decoding) // STEP_TOKENS
 
 
 class Roster:
@@ -114,7 +115,7 @@ class Roster:
                 if fits(worker):
                     found.append(worker)
                     work = worker.work
-                    least = min(least, work.ahead(now) + 1_000 * len(work.answered))
+                    least = min(least, work.ahead(now) + DECODING_TOKENS * work.decoding)
                 if looked >= MOST:
                     break
         return found

@@ -6,7 +6,6 @@ The step is synchronous so that two requests in one turn of the event loop see e
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Collection, Sequence
 from itertools import islice
 from typing import NamedTuple
@@ -23,7 +22,7 @@ from router.policy_work import WEIGHTS, Terms, View, choose_work, pressure, term
 from router.prompt import Prompt
 from router.quota import Quota
 from router.settings import CacheSettings, ModelSettings, Settings
-from router.work import REUSE_SHARE
+from router.work import REUSE_SHARE, lighter
 from router.workers import passive
 from router.workers.evidence import CHEAP_POOL, Seen, every, removed_from
 from router.workers.inquiry import WITH_PREFIX, Inquiry, equal_to_all, profile_of, worth
@@ -33,8 +32,6 @@ from router.workers.roster import HOLDERS, Rank, Roster, Rosters, by_load, by_wo
 __all__ = ["WITH_PREFIX", "Inquiry", "Placement", "Selector", "profile_of"]
 
 _WITHOUT_MATCH = frozenset({Reason.MISS, Reason.ONLY})
-# How much workers hold is compared in so many steps a doubling, since replicas' maps are never quite the same.
-HELD_STEPS = 4
 RANKS: dict[str, Rank] = {"work": by_work, "slack": by_load}
 
 
@@ -62,13 +59,15 @@ class Placement:
         self.epoch = decision.worker.epoch
         # What the decision saw, unless taking it down would have cost too much.
         self.evidence: Seen | None = None
+        # What is only observed is not counted on.
+        uncached = inquiry.tokens - (decision.match.expected if inquiry.settings.reuse == "on" else 0)
         self.lease = Lease(
             selector.registry,
             decision.worker,
-            # What is only observed is not counted on.
-            inquiry.tokens - (decision.match.expected if inquiry.settings.reuse == "on" else 0),
+            uncached,
             silent=not inquiry.prompt.stream,
             whole=inquiry.whole,
+            lighter=lighter(max(0, uncached), inquiry.tokens),
         )
         # A tenant whose share of the map is full is served, and only what is known already is remembered of it.
         admitted = selector.quota.admits(inquiry.tenant, len(selector.index), now)
@@ -340,11 +339,7 @@ class Selector:
             fill = index.fill(worker)
             return pressure(fill, index.oldest_age(worker, now), interval) if fill >= WEIGHTS.full else 0.0
 
-        return View(now, pushed_out, self._held)
-
-    def _held(self, worker: str) -> int:
-        """How much the worker holds, in steps of a quarter of a doubling."""
-        return int(HELD_STEPS * math.log2(1 + self.index.bytes_of(worker) / BLOCK_BYTES))
+        return View(now, pushed_out, index.last_used)
 
     def _note_reuse(self, inquiry: Inquiry, matches: dict[str, Match], decision: Decision[Worker], now: float) -> None:
         """Learn after what time prefixes are used again."""
@@ -382,7 +377,7 @@ def _seen(inquiry: Inquiry, pool: Sequence[Worker], field: Field, decision: Deci
     removed = removed_from(pool, candidates) if len(pool) != len(candidates) and not short else ()
     loads = [worker.load for worker in candidates]
     scores = decision.scores
-    decoding = [len(worker.work.answered) for worker in free] if scores is not None else None
+    decoding = [worker.work.decoding for worker in free] if scores is not None else None
     return (candidates, free, loads, matches, removed, inquiry.key, scores, decoding)
 
 

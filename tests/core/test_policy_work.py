@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.policy import Ask, Decision, Match, Reason, rendezvous
-from router.policy_work import View, choose_work, pressure, terms
+from router.policy_work import FIRST_FEW, View, choose_work, pressure, terms
 
 INTERVAL = 60.0
 TOKENS = 10_000
@@ -18,10 +18,10 @@ TOKENS = 10_000
 
 @dataclass(frozen=True)
 class Work:
-    """So much to compute before a new request, and so many past their first byte."""
+    """So much to compute before a new request, and so many that decode."""
 
     queued: float = 0.0
-    answered: range = range(0)
+    decoding: int = 0
 
     def ahead(self, now: float) -> float:
         return self.queued
@@ -36,7 +36,7 @@ class Candidate:
 
 
 def worker(name: str, load: int = 0, queued: float = 0.0, decoding: int = 0, turn: int = 0) -> Candidate:
-    return Candidate(name, load, Work(queued, range(decoding)), turn)
+    return Candidate(name, load, Work(queued, decoding), turn)
 
 
 def held(tokens: int) -> Match:
@@ -77,14 +77,25 @@ def test_what_is_expected_counts_and_what_is_certain_is_the_reason() -> None:
     assert (decision.worker.id, decision.reason) == ("b", Reason.HIT)
 
 
-def test_equals_are_told_apart_by_load_then_by_what_they_hold_then_in_the_order_all_share() -> None:
+def test_equals_are_told_apart_by_load_then_in_the_order_all_share() -> None:
     names = ("a", "b", "c")
     first = max(names, key=lambda name: rendezvous(name, 1))
     assert choose(*(worker(name) for name in names)).worker.id == first
     busy = [worker(name, load=int(name == first)) for name in names]
     assert choose(*busy).worker.id != first
-    holds = dict.fromkeys(names, 5) | {"b": 4}
-    assert choose(*(worker(name) for name in names), view=View(0.0, held=holds.__getitem__)).worker.id == "b"
+
+
+def test_of_the_first_few_equals_the_one_that_rests_longest_takes_a_new_prefix() -> None:
+    names = sorted("abcdefgh", key=lambda name: rendezvous(name, 1), reverse=True)
+    fleet = [worker(name) for name in "abcdefgh"]
+    for rests in names[:FIRST_FEW]:
+        used = dict.fromkeys(names, 9.0) | {rests: 8.0}
+        assert choose(*fleet, view=View(0.0, last_used=used.__getitem__)).worker.id == rests
+        # Replicas that do not hear each other can't know of that.
+        apart = choose(*fleet, asked=ask(cut_off=True), view=View(0.0, last_used=used.__getitem__))
+        assert apart.worker.id == names[0]
+    used = dict.fromkeys(names, 9.0) | dict.fromkeys(names[FIRST_FEW:], 8.0)
+    assert choose(*fleet, view=View(0.0, last_used=used.__getitem__)).worker.id == names[0]
 
 
 def test_prompts_without_a_block_go_round() -> None:

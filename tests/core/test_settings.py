@@ -572,7 +572,7 @@ def test_a_bad_worker_list_ends_the_command_with_one_line(
 def test_a_good_configuration_is_said_to_be_one_and_names_its_workers(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check-config", "--worker", "http://a", "--worker", "http://b"]) == 0
     head, *workers = capsys.readouterr().out.splitlines()
-    assert head == "ok: 2 workers, policy slack"
+    assert head == "ok: 2 workers, policy work"
     assert workers == [f"{worker_id(url)}  {url}" for url in ("http://a:80", "http://b:80")]
 
 
@@ -581,7 +581,7 @@ def test_with_an_admin_key_workers_may_come_later(
 ) -> None:
     monkeypatch.setenv("ROUTER_AUTH__ADMIN_KEY", "key")
     assert main(["check-config"]) == 0
-    assert capsys.readouterr().out == "ok: 0 workers, policy slack\n"
+    assert capsys.readouterr().out == "ok: 0 workers, policy work\n"
 
 
 def test_the_shipped_file_needs_workers_alone(capsys: pytest.CaptureFixture[str]) -> None:

@@ -67,7 +67,7 @@ def test_names_are_enough_to_serve_and_are_shown(
 ) -> None:
     monkeypatch.setenv("ROUTER_WORKERS_DNS", "vllm:8000, vllm:8000, other:9000")
     assert main(["check-config"]) == 0
-    assert capsys.readouterr().out == "ok: 0 workers and 2 names of workers, policy slack\n"
+    assert capsys.readouterr().out == "ok: 0 workers and 2 names of workers, policy work\n"
 
 
 def test_a_name_that_is_none_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,8 +156,8 @@ def test_a_late_message_is_passed_over() -> None:
 def test_unknown_workers_and_broken_blocks_do_no_harm() -> None:
     two = Replica()
     steps = [Step("nobody", 1, what) for what in (STARTED, STARTED_SILENT, ANSWERED, ENDED)]
-    two.theirs.take("other", 1, Steps([*steps, Step(two.worker.id, 1, STARTED, 70, 0, None, b"odd")]))
-    two.theirs.take("other", 2, Openings([Open("nobody", [(1, 2, False, 3)], [4])]))
+    two.theirs.take("other", 1, Steps([*steps, Step(two.worker.id, 1, STARTED, 70, 1_000, 0, None, b"odd")]))
+    two.theirs.take("other", 2, Openings([Open("nobody", [(1, 2, 500, False, 3)], [4])]))
     assert (two.ahead, two.dropped["unknown_worker"]) == (70, 2)
 
 
@@ -191,6 +191,7 @@ STEPS = st.builds(
     NUMBERS,
     st.integers(STARTED, ENDED),
     st.integers(0, 10**12),
+    st.integers(0, 1_000),
     st.integers(0, (1 << 64) - 1),
     st.none() | st.integers(0, (1 << 64) - 1),
     st.lists(st.integers(0, (1 << 64) - 1), max_size=8).map(pack),
@@ -198,7 +199,10 @@ STEPS = st.builds(
 OPENINGS = st.builds(
     Open,
     st.text(max_size=16),
-    st.lists(st.tuples(NUMBERS, st.integers(0, 10**12), st.booleans(), st.integers(0, (1 << 64) - 1)), max_size=5),
+    st.lists(
+        st.tuples(NUMBERS, st.integers(0, 10**12), st.integers(0, 1_000), st.booleans(), st.integers(0, (1 << 64) - 1)),
+        max_size=5,
+    ),
     st.lists(NUMBERS, max_size=5),
 )
 

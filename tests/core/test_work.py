@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.work import ASSUMED_RATE, PROGRESS_SHARE, RATE_KEEP, Key, Waiting, WorkQueue, WorkState
+from router.work import (
+    ASSUMED_RATE,
+    DECODING_TOKENS,
+    PROGRESS_SHARE,
+    RATE_KEEP,
+    Key,
+    Waiting,
+    WorkQueue,
+    WorkState,
+    lighter,
+)
 
 
 def key(number: int, sender: str = "me") -> Key:
@@ -223,3 +233,26 @@ def test_the_bound_holds_until_the_next_event(steps: list[float]) -> None:
             queue.first_byte(next(iter(queue.waiting)), now)
         for later in (0.0, 0.5, 100.0):
             assert queue.ahead(now + later) >= queue.at_least()
+
+
+@pytest.mark.parametrize(
+    ("uncached", "tokens", "weighs"), [(10, 10, 1_000), (600, 600, 1_000), (2_000, 2_000, 2_000), (16, 2_000, 16)]
+)
+def test_a_request_that_waits_weighs_what_it_will_when_it_decodes_unless_it_follows_another(
+    uncached: int, tokens: int, weighs: int
+) -> None:
+    assert uncached + DECODING_TOKENS * lighter(uncached, tokens) == pytest.approx(weighs)
+
+
+def test_those_who_wait_are_lighter_until_they_decode() -> None:
+    queue = fresh()
+    queue.started(key(1), Waiting(100, lighter=0.5), 0.0)
+    queue.started(key(2), Waiting(100, lighter=0.25), 0.0)
+    assert queue.decoding == 0.75
+    queue.first_byte(key(1), 1.0)
+    assert queue.decoding == 1.25
+    queue.first_byte(key(2), 1.0)
+    assert queue.decoding == 2
+    queue.ended(key(1), 2.0)
+    queue.ended(key(2), 2.0)
+    assert queue.decoding == 0
