@@ -281,7 +281,7 @@ class Router:
         add("router_body_bytes", "Request bodies held in memory.", (), lambda: [((), self.app.budget.held)])
         add("router_upstream_connections", "Open connections.", ("worker",), self._connections)
         add("router_client_connections", "Open connections.", (), lambda: [((), len(self.protocol.open_connections))])
-        add("router_asyncio_tasks", "Tasks of the event loop.", (), lambda: [((), len(asyncio.all_tasks()))])
+        add("router_asyncio_tasks", "Tasks of the event loop.", (), _tasks)
         self.metrics.counter("router_index_evictions_total", "Blocks dropped.", ("cause",), self._evictions)
         self.metrics.counter("router_decision_file_lines_total", "Decisions by fate.", ("result",), self._file_lines)
         self.metrics.counter("router_dns_lookups_total", "Lookups of names.", ("result",), self._lookups)
@@ -363,3 +363,10 @@ def _bounds(settings: Settings) -> Bounds:
         keep_alive_seconds=timeouts.keep_alive,
         connections=limits.client_connections or connections_for(raise_limit()),
     )
+
+
+def _tasks() -> list[Sample]:
+    try:
+        return [((), len(asyncio.all_tasks()))]
+    except RuntimeError:  # no loop runs
+        return []
