@@ -16,6 +16,10 @@ from router.calibration import Usage
 # Usage stands at the very end of every form's answer; this much of the end is kept.
 TAIL_BYTES = 16 * 1024
 HEAD_BYTES = 2 * 1024
+# Of what looks like usage so much is read: an answer has one or two, and each attempt costs as much as its text is long.
+MOST_ATTEMPTS = 16
+# No engine counts as far. What is larger could not be added to a metric, nor shown.
+MOST_TOKENS = 1 << 40
 _USAGE = b'"usage":'
 # The form in which vLLM writes it for chat and completions; any other is read as JSON.
 _PLAIN_USAGE = re.compile(
@@ -101,7 +105,10 @@ class Tap:
         if plain is not None:
             prompt, completion, cached = plain.groups()
             return Usage(int(prompt), None if cached is None else int(cached), int(completion))
-        while (at := tail.rfind(_USAGE, 0, at)) >= 0:
+        for _ in range(MOST_ATTEMPTS):
+            at = tail.rfind(_USAGE, 0, at)
+            if at < 0:
+                break
             found = _object_at(tail, at + len(_USAGE))
             if found is not None:
                 return _read_usage(found, self.head)
@@ -162,8 +169,8 @@ def _leading_number(data: bytes) -> int | None:
     end = 0
     while end < len(digits) and digits[end : end + 1].isdigit():
         end += 1
-    return int(digits[:end]) if end else None
+    return _count(int(digits[:end])) if end else None
 
 
 def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_TOKENS else None

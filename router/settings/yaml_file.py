@@ -58,7 +58,16 @@ def read_yaml(path: Path) -> YamlFile:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that stands twice in a mapping, where YAML would let the last one win in silence."""
+    """Refuses a key that stands twice in a mapping, where YAML would let the last one win in silence.
+
+    A date that is none, or a tag that its text does not fit, makes yaml's own functions fail in many ways.
+    """
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+            raise yaml.MarkedYAMLError(problem="not a value of its kind", problem_mark=node.start_mark) from None
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
