@@ -249,6 +249,8 @@ def test_a_model_that_is_observed_is_predicted_and_calibrated_and_does_not_steer
     observed = {
         "ROUTER_MODELS": f'{{"{MODEL}": {{"reuse": "observe"}}}}',
         "ROUTER_AUTH__ADMIN_KEY": "canary",
+        # By requests in flight and the shared order alone, so that a prompt goes where it went before.
+        "ROUTER_POLICY__NAME": "slack",
     }
     rig = build(workers=2, config=DENSE, environment=observed)
     router = rig.routers[0]

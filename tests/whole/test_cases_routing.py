@@ -87,7 +87,8 @@ def test_p14_chats_with_one_system_prompt_stick_and_spread(rig: Rig) -> None:
     stall = {"kind": "stall", "seconds": 1.0}  # so that the turns of all chats overlap
 
     def turn(chat: int, *more: Json) -> str:
-        opening = {"role": "user", "content": text_of(f"chat {chat} begins", 2_000)}
+        # What a worker holds of a chat alone is worth more than the answer that it writes beside.
+        opening = {"role": "user", "content": text_of(f"chat {chat} begins", 8_000)}
         body = {"model": "trio", "max_tokens": 2, "messages": [system, opening, *more]}
         answer = rig.post(CHAT, body, fault=stall)
         assert answer.status_code == 200
