@@ -13,7 +13,12 @@ def normalise_worker_url(url: str) -> str:
     # urlsplit drops line breaks in silence.
     if not re.fullmatch("[!-~]+", url.strip()):
         raise ValueError("a worker URL consists of visible ASCII characters")
-    parts = urlsplit(url.strip())
+    try:
+        parts = urlsplit(url.strip())
+        port = parts.port
+    except ValueError:
+        # Its own words quote what may be a password.
+        raise ValueError("a worker URL is http://host:port with a number as its port") from None
     if parts.scheme not in ("http", "https"):
         raise ValueError("a worker URL starts with http:// or https://")
     if "@" in parts.netloc:
@@ -22,10 +27,10 @@ def normalise_worker_url(url: str) -> str:
         raise ValueError("a worker URL needs a host")
     if "?" in url or "#" in url:
         raise ValueError("a worker URL must not have a query or fragment")
-    if parts.port == 0:
+    if port == 0:
         raise ValueError("a worker URL needs a port other than 0")
     host = _canonical_host(parts.hostname)
-    port = parts.port or (443 if parts.scheme == "https" else 80)
+    port = port or (443 if parts.scheme == "https" else 80)
     return f"{parts.scheme}://{host}:{port}{_canonical_path(parts.path)}"
 
 

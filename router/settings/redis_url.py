@@ -50,7 +50,11 @@ def read_redis_url(url: str) -> RedisUrl:
         raise ValueError("a Redis URL consists of visible ASCII characters")
     if "#" in url:
         raise ValueError("a # in a user or password is written %23")
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        # Its own words quote what may be a password.
+        raise ValueError("a [ or ] in a user or password is written %5B or %5D") from None
     if parts.scheme not in MODES:
         raise ValueError("must start with redis://, rediss://, unix://, redis+sentinel:// or redis+cluster://")
     mode, tls = MODES[parts.scheme]

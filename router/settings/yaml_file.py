@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +48,12 @@ def read_yaml(path: Path) -> YamlFile:
         # Its own text quotes the line, which may hold a key.
         mark = error.problem_mark
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise SettingsError([f"{path}{place}: {error.problem}"]) from None
+        problem = error.problem or "not YAML"
+        quoting = isinstance(error, yaml.composer.ComposerError | yaml.constructor.ConstructorError)
+        if (quoting or "tag handle" in problem) and (quote := re.search("['\"]", problem)):
+            # A value that begins with !, & or * is taken for a tag or the name of another, and quoted in these.
+            problem = f"{problem[: quote.start()].strip()}; a value that begins with !, & or * is put in quotes"
+        raise SettingsError([f"{path}{place}: {problem}"]) from None
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError):
         raise SettingsError([f"{path}: not a YAML file in UTF-8"]) from None
     if content is None:

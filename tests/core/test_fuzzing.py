@@ -113,6 +113,26 @@ def test_values_that_do_not_fit_their_tag_are_named_by_line(tmp_path: Path, text
         load(path)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "auth: {admin_key: !canary-key-1}",
+        "auth: {admin_key: *canary-key-1 }",
+        "auth: {admin_key: !canary-key-1!x y}",
+        "auth: [&canary-key-1 1, &canary-key-1 2]",
+        "workers: ['http://u:canary-key-1/x@host']",
+        "workers: ['http://[canary-key-1]:8001']",
+        "sync: {redis_url: 'redis://:[canary-key-1]@host'}",
+    ],
+)
+def test_what_may_be_a_password_is_not_shown(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "file.yaml"
+    path.write_text(text)
+    with pytest.raises(SettingsError, match="line 1") as refusal:
+        load(path)
+    assert "canary" not in str(refusal.value)
+
+
 @pytest.mark.parametrize("count", ["9" * 400, str(MOST_TOKENS + 1), "-1", "1.5", "true"])
 def test_counts_that_are_none_are_unknown(count: str) -> None:
     tap = Tap(events=False)

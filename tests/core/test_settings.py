@@ -275,7 +275,7 @@ def test_one_problem(text: str, problem: str, write: Write) -> None:
         ("a: b: c", "FILE, line 1, column 5: mapping values are not allowed here"),
         ("port: 1\nhost: a\nport: 2\n", "FILE, line 3, column 1: port stands twice"),
         ("health: {fall: 1, rise: 2, fall: 3}", "FILE, line 1, column 28: fall stands twice"),
-        ("a: *b", "FILE, line 1, column 4: found undefined alias 'b'"),
+        ("a: *b", "FILE, line 1, column 4: found undefined alias; a value"),
         ("a: !!python/object:os.system {}", "FILE, line 1, column 4: could not determine a constructor"),
         ("[a, b]: c", "FILE, line 1, column 1: found unhashable key"),
         ("\tport: 1", "FILE, line 1, column 1: "),

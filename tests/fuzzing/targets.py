@@ -113,7 +113,7 @@ def _unreadable(data: bytes) -> bool:
         return True
     if not isinstance(value, dict) or not isinstance(value.get("model"), str | None):
         return True
-    return b"\\u" in data or data.count(b"[") + data.count(b"{") > 500
+    return b"\\u" in data or data.count(b"model") > 1 or data.count(b"[") + data.count(b"{") > 500
 
 
 def _refuse(word: str) -> None:
