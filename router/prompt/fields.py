@@ -20,7 +20,7 @@ def places_of(body: bytes, field: str) -> list[tuple[int, int]]:
     """First and last offset of the field's value, for every time that it stands at the top of a JSON object.
 
     A name may be written with escapes, and finding out that it stands nowhere costs more than reading all names does.
-    Raises BadRequest for an object of too many fields.
+    Raises BadRequest for an object of too many fields, and for a name that is not UTF-8.
     """
     return [(start, end) for name, start, end in _fields(body) if name == field]
 
@@ -51,9 +51,13 @@ class _Reader:
         self._count = 0
 
     def read(self, body: bytes) -> dict[_Name, Raw]:
-        """Every field in order; raises BadRequest where there are too many, or what msgspec raises."""
+        """Every field in order; raises BadRequest where there are too many, or a name is no text."""
         self._count = 0
-        return self._decoder.decode(body)
+        try:
+            return self._decoder.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            # Names that routing has no use for were passed over unread until now.
+            raise BadRequest(f"The body is not valid JSON: {error}") from None
 
     def _name(self, kind: type, text: str) -> _Name:
         self._count += 1

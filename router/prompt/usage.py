@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from router.errors import BadRequest
 from router.prompt.fields import inserted, places_of
 from router.prompt.reader import Form, Prompt
 
@@ -16,7 +17,10 @@ def with_usage(prompt: Prompt, body: bytes) -> bytes | None:
     """
     if not prompt.stream or prompt.wants_usage or prompt.form not in (Form.CHAT, Form.COMPLETIONS):
         return None
-    places = places_of(body, FIELD)
+    try:
+        places = places_of(body, FIELD)
+    except BadRequest:
+        return None  # odd, and the worker's to judge: usage is not worth a refusal
     if not places:
         return inserted(body, FIELD, _ASKED)
     if any(body[start:end] != b"null" for start, end in places):

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.errors import BadRequest
+from router.prompt import Form, read_prompt
 from router.prompt.fields import MAX_FIELDS
 from router.prompt.salting import tenant_salt, with_salt
 
@@ -91,6 +92,14 @@ def test_an_object_of_very_many_fields_is_not_read_field_by_field() -> None:
     assert salted(b'{"cache_salt":"x",%b}' % fields[: fields.rindex(b",")])
     with pytest.raises(BadRequest):
         salted(b'{"cache_salt":"x",%b}' % fields)
+
+
+@pytest.mark.parametrize("name", [b"\xff", b"a\xed\xa0\x80", b"\xc3"])
+def test_a_name_that_is_no_text_is_refused_though_routing_passes_over_it(name: bytes) -> None:
+    body = b'{"model":"m","prompt":"x","%b":1}' % name
+    read_prompt(Form.COMPLETIONS, body)
+    with pytest.raises(BadRequest):
+        salted(body)
 
 
 def test_a_salt_is_the_tenants_and_depends_on_all_that_it_is_made_of() -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from router.dataplane.unasked import HELD_BYTES, Unasked
 from router.prompt import Form, read_prompt, with_usage
+from router.prompt.fields import MAX_FIELDS
 
 Json = dict[str, Any]
 USAGE = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}}
@@ -70,6 +71,11 @@ def test_null_says_nothing_and_an_escaped_name_is_a_name() -> None:
     wish = b'{"include_usage":true}'
     assert asked(body, Form.COMPLETIONS) == body.replace(b"null", wish)
     assert asked(b'{"prompt":"x","stream":true,"stream\\u005foptions":{}}', Form.COMPLETIONS) is None
+
+
+@pytest.mark.parametrize("odd", [b'"\xff":1', b",".join(b'"%d":1' % number for number in range(MAX_FIELDS))])
+def test_a_body_that_is_odd_passes_without_a_wish(odd: bytes) -> None:
+    assert asked(b'{"prompt":"x","stream":true,%b}' % odd, Form.COMPLETIONS) is None
 
 
 # -- the stream ------------------------------------------------------------------------------------------------
