@@ -16,7 +16,7 @@ from router.calibration import Usage
 # Usage stands at the very end of every form's answer; this much of the end is kept.
 TAIL_BYTES = 16 * 1024
 HEAD_BYTES = 2 * 1024
-# Of what looks like usage so much is read: an answer has one or two, and each attempt costs as much as its text is long.
+# Of what looks like usage so much is read; an answer has one or two, and an attempt costs as much as its text is long.
 MOST_ATTEMPTS = 16
 # No engine counts as far. What is larger could not be added to a metric, nor shown.
 MOST_TOKENS = 1 << 40

@@ -366,7 +366,10 @@ def test_a_figure_is_that_of_the_code(name: str, text: str) -> None:
 def test_the_slack_table_is_that_of_the_code() -> None:
     policy = Settings().policy
     table = [[f"below {limit:,}", str(slack)] for limit, slack in policy.slack]
-    assert list(rows(section(page("how-it-decides.md"), "Counted in requests"))) == [*table, ["more", str(policy.slack_above)]]
+    assert list(rows(section(page("how-it-decides.md"), "Counted in requests"))) == [
+        *table,
+        ["more", str(policy.slack_above)],
+    ]
 
 
 # -- the pages themselves --------------------------------------------------------------------------------------

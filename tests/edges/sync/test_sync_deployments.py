@@ -308,7 +308,7 @@ async def test_a_changed_password_is_read_from_its_file(tmp_path: Path) -> None:
 
 
 RIGHTS = {
-    "redis": ("+hello", "+client", "+publish", "+subscribe"),
+    "redis": ("+hello", "+publish", "+subscribe"),
     "redis+cluster": ("+hello", "+client", "+spublish", "+ssubscribe", "+cluster|slots"),
 }
 
