@@ -87,7 +87,8 @@ class _Environment(EnvSettingsSource):
 
 def _place(location: tuple[int | str, ...], kind: str, flags: Mapping[str, Any], source: YamlFile | None) -> str:
     """Where the value at fault came from: its variable, its file and line, or else its path alone."""
-    path = ".".join(str(part) for part in location)
+    # What stands in the place of a name may be a value, as a URL before a colon is.
+    path = ".".join(str(part) if re.fullmatch(r"[\w.\[\] -]*", str(part)) else "(no name)" for part in location)
     if kind == "missing":
         location = location[:-1]
     if _holds(flags, location):

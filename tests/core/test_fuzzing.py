@@ -121,6 +121,7 @@ def test_values_that_do_not_fit_their_tag_are_named_by_line(tmp_path: Path, text
         "auth: {admin_key: !canary-key-1!x y}",
         "auth: [&canary-key-1 1, &canary-key-1 2]",
         "workers: ['http://u:canary-key-1/x@host']",
+        "workers: [{'http://u:canary-key-1@host': x}]",
         "workers: ['http://[canary-key-1]:8001']",
         "sync: {redis_url: 'redis://:[canary-key-1]@host'}",
     ],
