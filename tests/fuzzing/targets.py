@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from router.dataplane.sse import Tap
+from router.dataplane.unasked import Unasked
 from router.errors import BadRequest, SettingsError
 from router.prompt.reader import Form, read_prompt
 from router.prompt.salting import with_salt
@@ -132,6 +133,22 @@ def streams(rng: random.Random, data: bytes) -> None:
             ways.append(list(bytewise(data)))
         for way in ways:
             assert _tapped(events, way) == seen, "what is seen depends on the pieces"
+
+    whole = _without_usage([data])
+    assert _without_usage(pieces(rng, data)) == whole, "what a client gets depends on the pieces"
+    cut = len(data) - len(whole)
+    at = _common(data, whole)
+    assert data[:at] + data[at + cut :] == whole, "more than one event is gone"
+
+
+def _without_usage(parts: list[bytes]) -> bytes:
+    unasked = Unasked()
+    return b"".join([*(unasked.feed(part) for part in parts if part), unasked.end()])
+
+
+def _common(one: bytes, other: bytes) -> int:
+    """How many bytes they have in common at their beginning."""
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _tapped(events: bool, parts: list[bytes]) -> tuple[object, ...]:
