@@ -17,7 +17,7 @@ LABELS = {
 }
 STYLE = (
     "<style>svg{font:12px ui-sans-serif,system-ui,sans-serif}text{fill:#1f2328}.dim{fill:#59636e}"
-    "line,.grid{stroke:#d0d7de}.paper{fill:#fff}</style>"
+    ".axis{stroke:#d0d7de;fill:none}.paper{fill:#fff}</style>"
 )
 
 
