@@ -50,6 +50,8 @@ class RouterProtocol(HttpToolsProtocol):
         self.waiting_since = time.monotonic()
         self.waiting_for = "header"
         self.stalled_since: float | None = None
+        # Since when a connection that is being closed has had so many bytes left to send.
+        self._parting: tuple[float, int] | None = None
         self._serving: Client | None = None
         self._control: Any = None  # the control plane's answer under way
         self._header_bytes = 0
@@ -362,6 +364,8 @@ class RouterProtocol(HttpToolsProtocol):
         elif self.flow.read_paused and peer_has_left(self.transport):
             # Whoever does not read can't see that, and what is under way would go on until its next write.
             self.transport.abort()
+        elif self.transport.is_closing():
+            self._part(now)
         elif self._serving is not None and self._serving.task is not None:
             # What follows is not late before its turn: it may be this side that does not read it.
             self.waiting_since = now
@@ -379,6 +383,14 @@ class RouterProtocol(HttpToolsProtocol):
                 self.transport.close()
         elif (self.cycle is None or self.cycle.response_complete) and waited > bounds.keep_alive_seconds:
             self.transport.close()
+
+    def _part(self, now: float) -> None:
+        """What is left to send may be too little to count as a stall, and its client may never read it."""
+        left = self.transport.get_write_buffer_size()
+        if self._parting is None or self._parting[1] != left:
+            self._parting = (now, left)
+        elif now - self._parting[0] > self.bounds.write_stall_seconds:
+            self.transport.abort()
 
     def _too_slow(self) -> None:
         self.rejection = RequestTimeout("The request did not arrive in time.")

@@ -292,9 +292,9 @@ class Registry:
 
     def drop_replica(self, replica: str) -> None:
         """Forget what a replica that is gone had in flight."""
+        # Its steps may have come where its counts have not.
         for worker in self._workers.values():
-            if replica in worker.remote:
-                self.set_remote(worker, replica, 0)
+            self.set_remote(worker, replica, 0)
 
     def moved(self, worker: Worker) -> None:
         """The worker's state, load or work has changed."""

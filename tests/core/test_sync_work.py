@@ -127,6 +127,17 @@ def test_a_replica_that_is_gone_leaves_no_claim() -> None:
     assert not two.index.match(BLOCKS, 0.0)
 
 
+def test_a_replica_that_is_gone_leaves_no_work_though_its_counts_were_never_heard() -> None:
+    one, two = Replica(), Replica()
+    one.lease(5_000)
+    one.lease(100).first_byte()
+    two.hear(one)
+    assert not two.worker.remote
+    assert (len(two.worker.work.waiting), len(two.worker.work.answered)) == (1, 1)
+    two.registry.drop_replica("other")
+    assert (two.ahead, len(two.worker.work.waiting), len(two.worker.work.answered)) == (0.0, 0, 0)
+
+
 def test_an_account_says_it_all_whatever_was_heard_before() -> None:
     one, two = Replica(), Replica()
     leases = [one.lease(100 * number, silent=number == 3) for number in range(1, 5)]

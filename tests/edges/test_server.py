@@ -83,6 +83,15 @@ class EchoGate:
                 client.write(b"x" * 65536, more=True)
                 await client.drain()
                 await asyncio.sleep(0)
+        if client.path == "/v1/remainder":
+            transport = client._connection.transport
+            transport.set_write_buffer_limits(1 << 26)  # so that nothing here counts as a stall
+            client.keep_alive = False
+            client.start(200, [], None)
+            while transport.get_write_buffer_size() < 1 << 22:
+                client.write(b"x" * 65536, more=True)
+            client.write(b"", more=False)
+            return
         if client.path in ("/v1/stream", "/v1/broken", "/v1/told"):
             client.start(200, [(b"content-type", b"text/event-stream")], None)
             for piece in (b"data: one\n\n", b"data: two\n\n"):
@@ -781,6 +790,16 @@ async def test_work_waits_while_its_client_does_not_read(rig: Rig) -> None:
         raw.writer.transport.pause_reading()  # type: ignore[attr-defined]
         await raw.send(post(b"/v1/flood"))
         await rig.sweeping(lambda: rig.gate.cancelled == 1)
+
+
+async def test_what_is_left_to_send_at_the_end_does_not_wait_for_ever(rig: Rig) -> None:
+    rig.protocol.bounds = replace(BOUNDS, write_stall_seconds=0.1)
+    async with rig.connected() as raw:
+        raw.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await raw.send(post(b"/v1/remainder"))
+        await until(lambda: bool(rig.gate.seen))
+        await rig.sweeping(lambda: not rig.protocol.open_connections)
+    assert rig.gate.cancelled == rig.gate.departures == 0
 
 
 # -- deadlines -------------------------------------------------------------------------------------------------
