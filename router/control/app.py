@@ -152,6 +152,8 @@ def _no_such_path(routes: list[BaseRoute], scope: Any) -> str:
     for guess in (bare, f"/v1{bare}", bare.removeprefix("/v1")):
         if guess != path and len(guess) <= SHOWN_PATH and _is_known(guess, routes):
             return f"The router does not serve {shown}. Did you mean {guess}?"
+    if bare in ("", "/router", "/dashboard"):
+        return f"The router does not serve {shown}. Its dashboard is at /router/dashboard."
     return f"The router does not serve {shown}."
 
 

@@ -43,6 +43,7 @@ class View:
     sync_up: bool | None = None
     peers: int = 0
     shed: int = 0
+    unserved: int = 0  # of those in shed: no worker could serve them
     saved: float | None = None
     ttft_hit: float | None = None
     ttft_without: float | None = None
@@ -129,11 +130,18 @@ def _replicas(view: View) -> Iterator[Finding]:
 
 
 def _room(view: View) -> Iterator[Finding]:
-    if view.shed:
-        requests = "request was" if view.shed == 1 else "requests were"
-        text = f"{view.shed:,} {requests} refused for want of room since the start."
+    crowded = view.shed - view.unserved
+    if crowded > 0:
+        text = f"{_requests(crowded)} refused for want of room since the start."
         change = "More workers, or more slots where engines are not full; router_shed_total has the causes."
         yield Finding("shed", Level.ADVICE, text, change)
+    if view.unserved:
+        text = f"{_requests(view.unserved)} refused since the start because no worker could serve."
+        yield Finding("unserved", Level.ADVICE, text, "The log says when workers became unready, and why.")
+
+
+def _requests(count: int) -> str:
+    return f"{count:,} request was" if count == 1 else f"{count:,} requests were"
 
 
 # -- the traffic of each model ---------------------------------------------------------------------------------

@@ -97,6 +97,7 @@ class State:
             sync_up=context.sync.up,
             peers=context.sync.peers,
             shed=int(context.metrics.shed.total()),
+            unserved=int(context.metrics.shed.values.get(("no_worker_available",), 0)),
             saved=self._history.saved_seconds,
             ttft_hit=hit,
             ttft_without=without,

@@ -102,7 +102,13 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--json", type=Path, metavar="FILE", help="write all figures, of every seed, as JSON")
     add("--html", type=Path, metavar="FILE", help="write tables and plots as one page")
-    add("--jobs", type=_whole(1), default=os.cpu_count() or 1, help="processes (default: one for each core)")
+    add(
+        "--jobs",
+        metavar="N",
+        type=_whole(1),
+        default=os.cpu_count() or 1,
+        help="processes (default: one for each core)",
+    )
     add("--quiet", action="store_true", help="no progress on standard error")
     return parser
 

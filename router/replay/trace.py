@@ -70,7 +70,9 @@ def read_trace(path: Path, limit: int | None = None) -> Trace:
     try:
         with path.open(encoding="utf-8") as lines:
             return parse_trace(path.stem, lines, limit)
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
         raise TraceError(f"{path}: {error}") from None
 
 

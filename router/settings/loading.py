@@ -132,11 +132,14 @@ def _holds(data: Any, location: Iterable[int | str]) -> bool:
 
 def _reason(location: tuple[int | str, ...], kind: str, message: str, place: str) -> str:
     """What is wrong with a value, without the value, which may be secret."""
-    if kind != "extra_forbidden":
+    if kind not in ("extra_forbidden", "model_type"):
         return message.removeprefix("Value error, ")
     group: object = Settings
-    for part in location[:-1]:
+    for part in location if kind == "model_type" else location[:-1]:
         group = _inside(group, part)
+    if kind == "model_type":
+        # The framework's own message names a class.
+        return f"a group of settings is expected here: {', '.join(_fields(group))}" if _fields(group) else message
     return f"unknown setting{_suggest(str(location[-1]), group, place)}"
 
 
@@ -172,7 +175,9 @@ def _suggest(key: str, group: object, place: str) -> str:
     close = difflib.get_close_matches(key, list(_fields(group)), n=1)
     if not close:
         return ""
-    return f" (did you mean {close[0].upper() if place.upper().startswith(PREFIX) else close[0]}?)"
+    if place.upper().startswith(PREFIX) and place.lower().endswith(key.lower()):
+        return f" (did you mean {place[: -len(key)].upper()}{close[0].upper()}?)"
+    return f" (did you mean {close[0]}?)"
 
 
 def _suggest_nested(name: str) -> str:

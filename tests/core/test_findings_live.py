@@ -162,6 +162,9 @@ def test_workers_of_one_model_that_cache_differently() -> None:
 
 def test_refusals_are_counted() -> None:
     assert found([], shed=1)["shed"].text == "1 request was refused for want of room since the start."
+    outage = found([], shed=2, unserved=2)
+    assert outage["unserved"].text == "2 requests were refused since the start because no worker could serve."
+    assert "shed" not in outage
 
 
 # -- the sums that findings rest on ----------------------------------------------------------------------------

@@ -160,9 +160,9 @@ def test_every_problem_is_reported_at_once_with_its_place(write: Write, monkeypa
     )
     assert sorted(problems(file, {"port": 70_000, "bogus": 1})) == sorted(
         [
-            "ROUTER_PROT: unknown setting (did you mean PORT?)",
-            "ROUTER_RETRY: Input should be a valid dictionary or instance of RetrySettings",
-            "ROUTER_HEALTH__FAL: unknown setting (did you mean FALL?)",
+            "ROUTER_PROT: unknown setting (did you mean ROUTER_PORT?)",
+            "ROUTER_RETRY: a group of settings is expected here: attempts, budget_share, budget_min",
+            "ROUTER_HEALTH__FAL: unknown setting (did you mean ROUTER_HEALTH__FALL?)",
             "ROUTER_POLICY__SLACK: Input should be a valid tuple",
             "ROUTER_LIMITS__HEADER_COUNT: Input should be a valid integer, unable to parse string as an integer",
             "FILE, line 1: workerz: unknown setting (did you mean workers?)",
@@ -184,17 +184,17 @@ def test_every_problem_is_reported_at_once_with_its_place(write: Write, monkeypa
     [
         ("ROUTER_", "unknown setting"),
         ("ROUTER_QQQ", "unknown setting"),
-        ("router_prot", "unknown setting (did you mean PORT?)"),
+        ("router_prot", "unknown setting (did you mean ROUTER_PORT?)"),
         ("ROUTER_PORT__X", "unknown setting"),
         ("ROUTER_WORKERS__0__URL", "unknown setting"),
         ("ROUTER_LOG__FILE__X", "unknown setting"),
         ("ROUTER_MODELS__M__REUSE__X", "unknown setting"),
-        ("ROUTER_MODELS__M__REUSEX", "unknown setting (did you mean REUSE?)"),
+        ("ROUTER_MODELS__M__REUSEX", "unknown setting (did you mean ROUTER_MODELS__M__REUSE?)"),
         (
             "ROUTER_SYNC_REDIS_URL",
             "unknown setting (did you mean ROUTER_SYNC__REDIS_URL, with two underscores?)",
         ),
-        ("ROUTER_SYNC__REDIS", "unknown setting (did you mean REDIS_URL?)"),
+        ("ROUTER_SYNC__REDIS", "unknown setting (did you mean ROUTER_SYNC__REDIS_URL?)"),
         ("ROUTER_SYNC__", "unknown setting"),
     ],
 )
@@ -233,9 +233,9 @@ def test_the_place_is_that_of_the_source_that_won(write: Write, monkeypatch: pyt
         ("port: x", "FILE, line 1: port: Input should be a valid integer, unable to parse string as an integer"),
         ("port: -1", "FILE, line 1: port: Input should be greater than or equal to 0"),
         ("port:", "FILE, line 1: port: Input should be a valid integer"),
-        ("health: 3", "FILE, line 1: health: Input should be a valid dictionary or instance of HealthSettings"),
+        ("health: 3", "FILE, line 1: health: a group of settings is expected here: interval, timeout, fall, rise"),
         ("workers: 3", "FILE, line 1: workers: Input should be a valid tuple"),
-        ("workers: [3]", "FILE, line 1: workers.0: Input should be a valid dictionary or instance of WorkerSettings"),
+        ("workers: [3]", "FILE, line 1: workers.0: a group of settings is expected here: url, api_key, slots"),
         ("workers: [{slots: 3}]", "FILE, line 1: workers.0.url: Field required"),
         ("workers: [{url: 'http://a', slots: 0}]", "FILE, line 1: workers.0.slots: Input should be greater than 0"),
         ("policy: {name: fastest}", "FILE, line 1: policy.name: Input should be 'work', 'slack', "),

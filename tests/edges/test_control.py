@@ -345,6 +345,8 @@ async def test_what_is_not_served_does_not_exist(path: str) -> None:
         ("/models", "The router does not serve /models. Did you mean /v1/models?"),
         ("/v1/metrics/", "The router does not serve /v1/metrics/. Did you mean /metrics?"),
         ("/health/", "The router does not serve /health/. Did you mean /health?"),
+        ("/", "The router does not serve /. Its dashboard is at /router/dashboard."),
+        ("/router/", "The router does not serve /router/. Its dashboard is at /router/dashboard."),
         ("/a%0Ab%1B%C3%A9%20", "The router does not serve /a?b???."),
         ("/" + "x" * 200, f"The router does not serve /{'x' * 99}...."),
     ],
