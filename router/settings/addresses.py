@@ -11,6 +11,8 @@ from urllib.parse import urlsplit
 def normalise_worker_url(url: str) -> str:
     """The canonical form of a worker's address; ValueError for anything but http(s)://host:port and a plain path."""
     # urlsplit drops line breaks in silence.
+    if re.search(r"\s+https?://", url.strip()):
+        raise ValueError("several worker URLs in one; commas stand between those of ROUTER_WORKERS")
     if not re.fullmatch("[!-~]+", url.strip()):
         raise ValueError("a worker URL consists of visible ASCII characters")
     try:

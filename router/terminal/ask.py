@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -77,6 +78,10 @@ class Replica:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise Trouble(f"{self.url}: {_reason(error)}") from None
 
+    def _hint(self) -> str:
+        path = urlsplit(self.url).path
+        return f"; is it there without {path}?" if path else ""
+
     def _read(self, response: httpx.Response) -> Json:
         try:
             found = response.json()
@@ -94,7 +99,9 @@ class Replica:
                 raise Trouble(f"{self.url}: the admin key is not the right one", locked=True)
             raise Trouble(f"{self.url}: needs the admin key: --admin-key, or {KEY_VARIABLE}", locked=True)
         if code == "unknown_route" or response.status_code == 405 or not error:
-            raise Trouble(f"{self.url}: something answers there, but it is no prefix-router of this version")
+            raise Trouble(
+                f"{self.url}: something answers there, but it is no prefix-router of this version{self._hint()}"
+            )
         raise Refused(response.status_code, code, message)
 
 

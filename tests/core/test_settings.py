@@ -498,6 +498,11 @@ def test_addresses_that_are_refused(url: str) -> None:
     assert problems(None, {"workers": [url]})[0].startswith("workers.0.url: ")
 
 
+def test_addresses_with_blanks_between_want_commas() -> None:
+    with pytest.raises(ValueError, match="several worker URLs in one; commas"):
+        normalise_worker_url("http://gpu1:8000 http://gpu2:8000")
+
+
 def test_an_address_with_the_api_path_is_told_what_to_leave_out() -> None:
     assert problems(None, {"workers": ["http://gpu1:8000/v1"]}) == [
         "workers.0.url: a worker URL ends before /v1, which the router adds"

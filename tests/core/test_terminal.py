@@ -364,6 +364,12 @@ def test_trouble_is_told_in_words(
     assert str(trouble.value).startswith("http://router:8080: ")
 
 
+def test_a_path_behind_the_address_is_asked_about() -> None:
+    transport = httpx.MockTransport(lambda request: refusal(404, "unknown_route"))
+    with pytest.raises(Trouble, match="is it there without /v1\\?"):
+        Replica("http://router:8080/v1", transport=transport).get("/router/state")
+
+
 def test_the_routers_own_refusal_is_passed_on() -> None:
     with pytest.raises(Refused, match="404 model_not_found: because"):
         replica(refusal(404, "model_not_found")).post("/router/explain", b"{}", {})
