@@ -100,6 +100,7 @@ class Entry:
             # Others of the same tenant may have come since its head was seen.
             self._tenancy.enter(client.tenant)
         except errors.TenantLimit as error:
+            client.refuse(error)  # which lets its body go
             self._refuse(client, error)
             return
         self.active += 1

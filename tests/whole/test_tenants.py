@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -122,13 +123,27 @@ def test_a_prompt_of_one_tenant_is_new_for_another_and_known_for_itself(rig: Rig
     assert cached == [False, True, False, False]
 
 
+def _with_leave_to_send(rig: Rig, tenant: str, length: int) -> socket.socket:
+    """A connection on which a request has begun whose body is awaited."""
+    url = httpx.URL(rig.front)
+    connection = socket.create_connection((url.host, url.port), timeout=20)
+    connection.sendall(
+        f"POST {CHAT} HTTP/1.1\r\nhost: router\r\nauthorization: Bearer {KEYS[tenant]}\r\n"
+        f"content-length: {length}\r\nexpect: 100-continue\r\n\r\n".encode()
+    )
+    assert connection.recv(65536) == b"HTTP/1.1 100 Continue\r\n\r\n"
+    return connection
+
+
 def test_a_tenant_has_so_many_requests_under_way_and_no_more(rig: Rig) -> None:
     stall = json.dumps({"kind": "stall", "seconds": 30})
     body = json.dumps(chat_body("held", model="pair")).encode()
     before = rig.arrived("pair")
     headers = {**as_tenant("small"), "content-type": "application/json", "x-sim-fault": stall}
+    # Its head comes while there is room, and its body when there is none any more.
+    early = _with_leave_to_send(rig, "small", len(body))
     held = [Call(rig.front, CHAT, body, headers) for _ in range(2)]
-    rig.sent += 2
+    rig.sent += 3
     try:
         for _ in until(20, "the held requests to arrive"):
             if rig.arrived("pair") >= before + 2:
@@ -139,8 +154,11 @@ def test_a_tenant_has_so_many_requests_under_way_and_no_more(rig: Rig) -> None:
         assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
         assert say(rig, "beta", "another tenant").status_code == 200
         assert rig.metric("router_tenant_requests", tenant="small") == 2
-        assert rig.metric("router_tenant_refused_total", tenant="small") == 1
+        early.sendall(body)
+        assert early.recv(65536).startswith(b"HTTP/1.1 429 ")
+        assert rig.metric("router_tenant_refused_total", tenant="small") == 2
     finally:
+        early.close()
         for call in held:
             call.close()
     for _ in until(5, "the tenant's requests to end"):
