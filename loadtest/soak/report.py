@@ -54,7 +54,8 @@ def tables(found: Findings) -> str:
         f"{found.seconds / 60:.0f} minutes; {befell}. Of {found.sent:,} requests",
         f"clients saw {_listed(found.seen)};",
         f"the routers counted {_listed(found.counted)}. The {found.unaccounted} others met a replica that was",
-        f"restarted after the last time that it could be asked, which may be {found.unheard} at most.",
+        "restarted after the last time that it could be asked, or left before it had them; this run explains",
+        f"{found.unheard} of them at most.",
         f"All gauges {'came to 0' if found.at_rest else 'did NOT come to 0'} afterwards.",
     ]
     return "\n".join(rows)
