@@ -15,9 +15,15 @@ LABELS = {
     "sockets": "sockets",
     "tasks": "asyncio tasks",
 }
+DESCRIPTION = (
+    "Resident memory, file descriptors, sockets and asyncio tasks over the minutes of the run, of the replica that lives "
+    "on and of the one that is restarted."
+)
 STYLE = (
     "<style>svg{font:12px ui-sans-serif,system-ui,sans-serif}text{fill:#1f2328}.dim{fill:#59636e}"
-    ".axis{stroke:#d0d7de;fill:none}.paper{fill:#fff}</style>"
+    ".axis{stroke:#d0d7de;fill:none}.paper{fill:#fff}"
+    "@media (prefers-color-scheme: dark){"
+    "text{fill:#f0f6fc}.dim{fill:#9198a1}.axis{stroke:#3d444d}.paper{fill:#0d1117}}</style>"
 )
 
 
@@ -36,7 +42,8 @@ def picture(found: Findings) -> str:
         parts.append(re.sub("^<svg ", place, lines(label, series, "minutes")))
     size = f'viewBox="0 0 {2 * WIDTH} {2 * high}" width="{2 * WIDTH}" height="{2 * high}"'
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img"><title>What two replicas take up</title>{STYLE}'
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img"><title>What two replicas take up</title>'
+        f"<desc>{DESCRIPTION}</desc>{STYLE}"
         f'<rect class="paper" width="100%" height="100%"/>{"".join(parts)}</svg>\n'
     )
 
