@@ -16,8 +16,8 @@ LABELS = {
     "tasks": "asyncio tasks",
 }
 DESCRIPTION = (
-    "Resident memory, file descriptors, sockets and asyncio tasks over the minutes of the run, of the replica that lives "
-    "on and of the one that is restarted."
+    "Resident memory, file descriptors, sockets and asyncio tasks over the minutes of the run, of the replica that "
+    "lives on and of the one that is restarted."
 )
 STYLE = (
     "<style>svg{font:12px ui-sans-serif,system-ui,sans-serif}text{fill:#1f2328}.dim{fill:#59636e}"
