@@ -134,12 +134,15 @@ def scores(candidates: Sequence[B], matches: Matches, ask: Ask, view: View) -> l
 def choose_work(candidates: Sequence[B], matches: Matches, ask: Ask, view: View) -> Decision[B]:
     """The candidate with the least work; equals are told apart alike on all replicas, see `_first`."""
     found = scores(candidates, matches, ask, view)
-    deepest = _deepest(candidates, matches)
+    deepest = _deepest(candidates, matches) if matches else None
     if ask.cut_off and deepest is None and ask.blocks:
         _prefer_home(found, candidates, ask, view)
     least = min(found)
-    tied = [candidate for candidate, score in zip(candidates, found, strict=True) if score == least]
-    chosen = tied[0] if len(tied) == 1 else _first(tied, ask, view)
+    if found.count(least) == 1:
+        chosen = candidates[found.index(least)]
+    else:
+        tied = [candidate for candidate, score in zip(candidates, found, strict=True) if score == least]
+        chosen = _first(tied, ask, view)
     match = matches.get(chosen.id, NO_MATCH) if matches else NO_MATCH
     runner_up: B | None = None
     worth = 0
@@ -158,7 +161,7 @@ def choose_work(candidates: Sequence[B], matches: Matches, ask: Ask, view: View)
 def _deepest(candidates: Sequence[B], matches: Matches) -> B | None:
     """The candidate with the most to resume, if any has something."""
     deepest, most = None, 0
-    for candidate in candidates if matches else ():
+    for candidate in candidates:
         match = matches.get(candidate.id)
         if match is not None and match.resumable > most:
             deepest, most = candidate, match.resumable

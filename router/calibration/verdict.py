@@ -34,6 +34,10 @@ class Verdict(enum.StrEnum):
     UNKNOWN = "unknown"
 
 
+# An attribute of an enum is looked up slowly.
+_CONFIRMED, _FELL_SHORT, _BETTER, _UNKNOWN = Verdict.CONFIRMED, Verdict.FELL_SHORT, Verdict.BETTER, Verdict.UNKNOWN
+
+
 class Cause(enum.StrEnum):
     """Why a hit fell short, as far as it can be known; the values are labels and never more than these."""
 
@@ -92,14 +96,14 @@ def judge(predicted: int, usage: Usage | None, unit: int, *, at_least: bool = Fa
     is a lower bound, since the map does not look beyond its horizon.
     """
     if usage is None or usage.cached_tokens is None:
-        return Verdict.UNKNOWN
+        return _UNKNOWN
     allowed = _allowed(unit, usage)
     difference = usage.cached_tokens - predicted
     if difference < -allowed:
-        return Verdict.FELL_SHORT
+        return _FELL_SHORT
     if difference > allowed and not at_least:
-        return Verdict.BETTER
-    return Verdict.CONFIRMED
+        return _BETTER
+    return _CONFIRMED
 
 
 def verdict_of(belief: Belief, usage: Usage | None) -> Verdict:
@@ -109,8 +113,8 @@ def verdict_of(belief: Belief, usage: Usage | None) -> Verdict:
     predict by then.
     """
     verdict = judge(belief.predicted, usage, belief.step, at_least=belief.at_least)
-    if verdict is Verdict.CONFIRMED and belief.predicted == 0 and usage is not None and not usage.cached_tokens:
-        return Verdict.FELL_SHORT if 0 < belief.step <= belief.credited else verdict
+    if verdict is _CONFIRMED and belief.predicted == 0 and usage is not None and not usage.cached_tokens:
+        return _FELL_SHORT if 0 < belief.step <= belief.credited else verdict
     return verdict
 
 

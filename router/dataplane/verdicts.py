@@ -39,6 +39,8 @@ log = logging.getLogger("router")
 CARRIED_BLOCKS = 20_000
 # Of what was used since an entry, no more uses are looked at.
 USES_SINCE = 2_000
+# An attribute of an enum is looked up slowly.
+_CONFIRMED, _FELL_SHORT, _UNKNOWN = Verdict.CONFIRMED, Verdict.FELL_SHORT, Verdict.UNKNOWN
 
 
 @dataclass(slots=True)
@@ -124,18 +126,20 @@ class Verdicts:
         row = self._metrics.row(record.endpoint, record.model, record.worker, record.reason)
         row.judged(verdict.value)
         account = self._account(worker)
-        profile = profile_of(worker, inquiry)
-        answered = Answered(belief, record.model, placement.epoch, tokens, profile, placement.prior)
-        if verdict is Verdict.UNKNOWN or usage is None or usage.cached_tokens is None:
-            account.ledger.count(Verdict.UNKNOWN)
+        if verdict is _UNKNOWN or usage is None or usage.cached_tokens is None:
+            account.ledger.count(_UNKNOWN)
             if belief.predicted > 0 and comparable:
                 # Begun a little later than it was, if the request had to wait for a slot.
                 begun = record.at + (record.first_byte_seconds or 0.0)
+                answered = _answered(belief, placement, tokens)
                 account.counters.answered(Silent(record.at, begun, belief.predicted, answered))
             return
         account.ledger.count(verdict, belief.predicted, usage.cached_tokens)
         row.cached(belief.predicted, usage.cached_tokens)
-        if verdict is Verdict.FELL_SHORT:
+        if verdict is _CONFIRMED and belief.predicted == 0:
+            return  # nothing was expected, and nothing came: that says nothing of the cache
+        answered = _answered(belief, placement, tokens)
+        if verdict is _FELL_SHORT:
             self._fell_short(worker, account, answered, usage.cached_tokens, record.at)
         else:
             self._came_true(worker, account, answered, verdict, usage.cached_tokens, record.at)
@@ -284,6 +288,12 @@ def _is_gone(cause: Cause, profile: CacheProfile) -> bool:
     if cause in (Cause.EVICTED, Cause.EXPIRED):
         return True
     return cause is Cause.NOT_RESIDENT and profile.rule is Rule.BLOCKS
+
+
+def _answered(belief: Belief, placement: Placement, tokens: int) -> Answered:
+    inquiry = placement.inquiry
+    profile = profile_of(placement.worker, inquiry)
+    return Answered(belief, inquiry.model, placement.epoch, tokens, profile, placement.prior)
 
 
 def _belief(placement: Placement, tokens: int) -> Belief:

@@ -110,9 +110,9 @@ class Placement:
         size = self.inquiry.prompt.size
         matched = self.decision.match.blocks
         # What is shared ends somewhere before the next block's end, where one follows.
-        following = end_of(min(matched + 1, MOST_BLOCKS))
-        gap = max(BLOCK_BYTES, min(following, size) - end_of(matched))
-        block = gap * prompt_tokens // max(1, size) + 1
+        following = end_of(matched + 1 if matched < MOST_BLOCKS else MOST_BLOCKS)
+        gap = (following if following < size else size) - end_of(matched)
+        block = (gap if gap > BLOCK_BYTES else BLOCK_BYTES) * prompt_tokens // (size or 1) + 1
         unit = profile_of(self.worker, self.inquiry).unit
         # A block that is not seen may carry a hit over one boundary more.
         return block + unit if unit < block else unit
@@ -222,7 +222,8 @@ class Selector:
 
     def candidates(self, inquiry: Inquiry, now: float, tried: Collection[str] = ()) -> Sequence[Worker]:
         """Workers that passed every filter but the free slot; raises Unavailable when there are none."""
-        able = [worker for worker in passive.candidates(self.registry, inquiry.model, now) if worker.id not in tried]
+        able = passive.candidates(self.registry, inquiry.model, now)
+        able = [worker for worker in able if worker.id not in tried] if tried else able
         if not able:
             raise Unavailable(f"No worker can serve the model '{inquiry.model[:200]}' at the moment.", retry_after=2)
         if inquiry.pinned is not None:
@@ -239,9 +240,10 @@ class Selector:
         return self._with_twins(inquiry, worth(inquiry, self.index.match(inquiry.hashes, now), self.registry))
 
     def _with_twins(self, inquiry: Inquiry, matches: dict[str, Match]) -> dict[str, Match]:
-        if inquiry.whole:
+        twins = self.registry.work.twins
+        if inquiry.whole and inquiry.whole in twins:
             # Whoever will compute just this prompt will have all of it.
-            for name in self.registry.work.twins.get(inquiry.whole, ()):
+            for name in twins[inquiry.whole]:
                 worker = self.registry.get(name)
                 if worker is not None:
                     matches[name] = equal_to_all(inquiry, worker, matches.get(name))
@@ -383,11 +385,11 @@ def _seen(inquiry: Inquiry, pool: Sequence[Worker], field: Field, decision: Deci
 
 def _with_window(able: list[Worker], inquiry: Inquiry) -> Sequence[Worker]:
     """Those whose window is large enough by estimate, or else the largest: only the engine counts tokens exactly."""
-    need = inquiry.window
+    need, model, widest = inquiry.window, inquiry.model, 0
     fitting = []
-    widest = 0
     for worker in able:
-        window = worker.facts.models[inquiry.model].window if inquiry.model in worker.facts.models else None
+        card = worker.facts.models.get(model)
+        window = card.window if card is not None else None
         if window is None or window >= need:
             fitting.append(worker)
         else:
