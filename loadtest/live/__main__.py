@@ -63,7 +63,6 @@ def plan_of(options: argparse.Namespace) -> Plan:
 def main(argv: Sequence[str]) -> int:
     """Command line."""
     options = parser().parse_args(argv)
-    signal.signal(signal.SIGTERM, _end)
     names = options.systems.split(",")
     try:
         plan = plan_of(options).fitted(len(names))
@@ -72,6 +71,7 @@ def main(argv: Sequence[str]) -> int:
         if lacking := missing(names):
             raise ValueError(f"not installed: {', '.join(lacking)}")
         trace: Trace | None = None if options.trace is None else read_trace(options.trace)
+        signal.signal(signal.SIGTERM, _end)
         outcomes = compare(plan, names, options.peers, _say, trace)
     except (ValueError, TraceError, RuntimeError, TimeoutError, OSError, httpx.HTTPError) as error:
         _say(str(error))

@@ -13,8 +13,8 @@ BLOCK_TOKENS = 256
 # Tokens of an answer that come in one chunk: chunks cost every process on the way, and say nothing about placement.
 CHUNK_TOKENS = 8
 WARM_SHARE = 0.35
-# What starting and ending a system takes beside the load itself.
-OVERHEAD_SECONDS = 8.0
+# What starting and ending a system, and waiting for its last answers, takes beside the load itself.
+OVERHEAD_SECONDS = 12.0
 LEAST_SECONDS = 4.0
 
 
