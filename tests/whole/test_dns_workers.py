@@ -89,7 +89,7 @@ def test_workers_come_and_go_with_the_records_of_their_name(rig: Rig) -> None:
 def test_an_answer_that_runs_while_its_worker_leaves_is_finished(rig: Rig) -> None:
     rig.wait(a127_0_0_1="ready")
     body = {"model": MODEL, "max_tokens": 400, "stream": True, "messages": [{"role": "user", "content": "long"}]}
-    fault = {"x-sim-fault": '{"kind": "stall", "seconds": 5}'}
+    fault = {"x-sim-fault": '{"kind": "stall", "seconds": 10}'}
     url = f"{rig.router.url}/v1/chat/completions"
     with httpx.stream("POST", url, json=body, headers=fault, trust_env=False, timeout=30) as answer:
         rig.name("127.0.0.2")

@@ -158,7 +158,8 @@ def test_a_whole_answer_that_breaks_never_looks_complete(client: openai.OpenAI, 
 
 def test_a_worker_that_resets_before_its_first_byte_is_not_noticed(client: openai.OpenAI, deployment: Rig) -> None:
     worker = deployment.groups["pair"][0]
-    worker.add_faults({"action": {"kind": "reset"}, "times": 1})
+    # Once on a connection that may have died of age, which is tried again on a new one, and once on that.
+    worker.add_faults({"action": {"kind": "reset"}, "times": 2})
     before = deployment.metric("router_retries_total", cause="reset")
     number = 0
     while deployment.metric("router_retries_total", cause="reset") == before:
@@ -166,6 +167,7 @@ def test_a_worker_that_resets_before_its_first_byte_is_not_noticed(client: opena
         answer = client.chat.completions.create(model="pair", messages=said(f"{number} hello"), max_tokens=2)
         assert answer.choices[0].message.content
         assert number < 40  # somewhere among these one goes to that worker first
+    worker.clear_faults()
 
 
 @pytest.mark.parametrize(
