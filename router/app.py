@@ -162,7 +162,7 @@ class Router:
         named = {worker.url for worker in self.settings.workers}
         for old in before.workers:
             gone = self.registry.get(worker_id(old.url))
-            if gone is not None and old.url not in named:
+            if gone is not None and old.url not in named and not self.dns.keeps(gone):
                 self.registry.remove(gone)
         for worker in self.settings.workers:
             self._add_worker(worker)
@@ -171,6 +171,7 @@ class Router:
         slots = wanted.slots or self.settings.limits.default_slots
         own_key = wanted.api_key.get_secret_value() if wanted.api_key else None
         worker = self.registry.add(wanted.url, slots=slots, api_key=own_key)
+        self.dns.yields(worker)
         more = slots > worker.slots
         worker.slots, worker.api_key = slots, own_key
         if more:

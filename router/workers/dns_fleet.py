@@ -81,6 +81,27 @@ class DnsFleet:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    def keeps(self, worker: Worker) -> bool:
+        """The settings name a worker no longer; True if one of the names does, whose it is from now on."""
+        listed = [member for member in self._members(worker) if not member.missing]
+        for member in listed:
+            member.ours = True
+        if listed:
+            worker.slots, worker.api_key = self._slots, None
+        return bool(listed)
+
+    def yields(self, worker: Worker) -> None:
+        """The settings name a worker, which stays whatever becomes of the names."""
+        for member in self._members(worker):
+            member.ours = False
+            if member.drained:
+                member.drained = False
+                self._registry.set_draining(worker, False)
+
+    def _members(self, worker: Worker) -> list[Member]:
+        found = [source.members.get(worker.url) for source in self.sources]
+        return [member for member in found if member is not None and member.worker is worker]
+
     async def _follow(self, source: Source) -> None:
         first = True
         while True:

@@ -127,6 +127,21 @@ async def test_a_worker_that_the_settings_name_is_not_the_names_to_remove(rig: R
     assert mine.slots == 3
 
 
+async def test_a_worker_passes_from_the_settings_to_the_name_and_back(rig: Rig) -> None:
+    mine = rig.registry.add(f"http://{ONE}:8000", slots=3, api_key="own")
+    assert not rig.fleet.keeps(mine)
+    await rig.look([ONE, TWO])
+    assert rig.fleet.keeps(mine)
+    assert (mine.slots, mine.api_key) == (7, None)
+    await rig.look([TWO])
+    assert mine.draining
+    rig.fleet.yields(mine)
+    assert not mine.draining
+    await rig.look([TWO], 2 * MISSING)
+    assert rig.worker(ONE) is mine
+    assert not rig.fleet.keeps(mine)
+
+
 async def test_what_the_admin_has_drained_stays_so(rig: Rig) -> None:
     await rig.look([ONE, TWO])
     rig.registry.set_draining(rig.there(TWO), True)
