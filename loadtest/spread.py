@@ -188,12 +188,12 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--conversations", type=int, default=1_000)
     parser.add_argument("--seconds", type=float, default=30.0, help="over which conversations begin")
-    parser.add_argument("--policy", action="append", help="may be repeated (default: slack and power_of_two)")
+    parser.add_argument("--policy", action="append", help="may be repeated (default: work, slack and power_of_two)")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with plots and the table")
     options = parser.parse_args(argv)
     load = Load(conversations=options.conversations, arrival_seconds=options.seconds)
-    runs = [run(policy, load) for policy in options.policy or ("slack", "power_of_two")]
+    runs = [run(policy, load) for policy in options.policy or ("work", "slack", "power_of_two")]
     results = [one.result for one in runs]
     if options.html is not None:
         from loadtest.spread_page import as_html
