@@ -281,7 +281,6 @@ def test_it_fits_a_phone(browser: Browser, router: RouterProcess) -> None:
         assert visit.errors == []
 
 
-@pytest.mark.xfail(strict=False, reason="widths depend on figures of the moment: seen once at 941 pixels")
 def test_nothing_is_wider_than_the_window(browser: Browser, router: RouterProcess) -> None:
     ask(router, "narrow-1")
     with Visit(browser, router.url) as visit:
