@@ -59,57 +59,85 @@ class Router:
         self.settings = settings
         self.reloader = Reloader(sources, self.reconfigure, settings)
         self.sender = secrets.token_hex(8)
-        clock = time.monotonic
         self.metrics = Metrics(str(member.number) if member else "")
-        self.registry = Registry(clock)
-        affinity = settings.affinity
+        self.draining = False
+        self._clock = time.monotonic
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._make_memory()
+        self._make_data_plane(member)
+        self._make_control_plane(member)
+        self._connect_hooks()
+        self._describe()
+        for worker in settings.workers:
+            self._add_worker(worker)
+
+    def _make_memory(self) -> None:
+        """What is known of workers, prompts and tenants, and who keeps it up to date."""
+        settings, affinity = self.settings, self.settings.affinity
+        self.registry = Registry(self._clock)
         self.index = AffinityMap(affinity.max_blocks, affinity.ttl_seconds, affinity.tentative_seconds)
         self.ratios = TokenRatios()
         self.ring = DecisionRing(settings.limits.decisions)
-        self.decision_log = DecisionLog()
         self.selector = Selector(settings, self.registry, self.index, self.ratios, random.random)
         self.tenancy = Tenancy(settings)
         self.selector.quota.reconfigure(affinity.max_blocks, affinity.ttl_seconds, self.tenancy.share)
-        self.admission = Admission(self.registry, settings.limits.queue_per_worker, settings.timeouts.queue)
         key = _worker_key(settings)
-        keys_end_here = bool(settings.auth.client_keys)
-        self.pools = Pools(self.registry, _upstream_limits(settings), key, keys_end_here=keys_end_here)
-        self.prober = Prober(self.registry, settings.health, worker_key=key, clock=clock, wall=time.time)
+        self.prober = Prober(self.registry, settings.health, worker_key=key, clock=self._clock, wall=time.time)
         self.dns = DnsFleet(settings, self.registry, resolver_of(settings.dns), random.random)
         self.sync = self._make_sync()
-        self.verdicts = Verdicts(
+
+    def _make_data_plane(self, member: Member | None) -> None:
+        """The way of a request to its worker and back, and who is told of it."""
+        settings = self.settings
+        self.decision_log = DecisionLog()
+        self.admission = Admission(self.registry, settings.limits.queue_per_worker, settings.timeouts.queue)
+        keys_end_here = bool(settings.auth.client_keys)
+        limits = _upstream_limits(settings)
+        self.pools = Pools(self.registry, limits, _worker_key(settings), keys_end_here=keys_end_here)
+        self.verdicts = self._make_verdicts()
+        reveal = settings.decision_headers
+        self.relay = Relay(self.registry, self.verdicts, self.metrics, self._clock, reveal=reveal)
+        self.stored = StoredResponses(self.registry, self.pools, self.relay, self.metrics)
+        self.dispatcher = self._make_dispatcher()
+        self.decision_file = self._open_decision_file(member)
+        if self.decision_file is not None:
+            self.dispatcher.ended_hooks.append(noting_in(self.decision_file))
+        self.tracing = open_tracing(settings.tracing, self.sender)
+        if self.tracing is not None:
+            self.dispatcher.tracer = self.tracing
+            self.dispatcher.ended_hooks.append(self.tracing.end)
+
+    def _make_verdicts(self) -> Verdicts:
+        return Verdicts(
             self.registry,
             self.index,
             self.ratios,
             self.metrics,
-            clock,
+            self._clock,
             time.time,
-            correct=settings.calibration.correct,
+            correct=self.settings.calibration.correct,
         )
-        self.relay = relay = Relay(self.registry, self.verdicts, self.metrics, clock, reveal=settings.decision_headers)
-        stored = StoredResponses(self.registry, self.pools, relay, self.metrics)
-        self.dispatcher = dispatcher = Dispatcher(
-            settings,
+
+    def _make_dispatcher(self) -> Dispatcher:
+        return Dispatcher(
+            self.settings,
             self.selector,
             self.admission,
             self.pools,
-            relay,
+            self.relay,
             self.metrics,
             self.ring,
             self.decision_log,
-            stored,
+            self.stored,
             self.tenancy,
-            clock=clock,
+            clock=self._clock,
             draw=random.random,
             poke=self.prober.poke,
         )
-        self.decision_file = self._open_decision_file(member)
-        if self.decision_file is not None:
-            dispatcher.ended_hooks.append(noting_in(self.decision_file))
-        self.tracing = open_tracing(settings.tracing, self.sender)
-        if self.tracing is not None:
-            dispatcher.tracer = self.tracing
-            dispatcher.ended_hooks.append(self.tracing.end)
+
+    def _make_control_plane(self, member: Member | None) -> None:
+        """What people and scrapers ask, and the protocol that tells their requests from inference."""
+        settings = self.settings
         context = ControlContext(
             settings,
             self.registry,
@@ -119,7 +147,7 @@ class Router:
             self.metrics,
             self.sync,
             self.is_draining,
-            clock,
+            self._clock,
             self.sender[:8],
             self.verdicts.ledger_of,
             self.tenancy.prepare,
@@ -127,14 +155,8 @@ class Router:
         self.control = create_control(context)
         self.siblings = Siblings(member, self.control) if member else None
         control = self.siblings or self.control
-        self.app = Entry(settings, dispatcher, stored, control, self.metrics, self.decision_log, self.tenancy)
+        self.app = Entry(settings, self.dispatcher, self.stored, control, self.metrics, self.decision_log, self.tenancy)
         self.protocol: type[RouterProtocol] = protocol_class(_bounds(settings), self.app)
-        self.draining = False
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._connect_hooks()
-        self._describe()
-        for worker in settings.workers:
-            self._add_worker(worker)
 
     def reconfigure(self, settings: Settings) -> None:
         """Take other settings over in one step, as far as that is possible while serving; what runs goes on."""
