@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -112,3 +113,12 @@ def build_shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builder]:
     """Rigs for the tests of a module, which leave them as they found them."""
     with ExitStack() as stack:
         yield Builder(tmp_path_factory.mktemp("rig"), stack)
+
+
+@pytest.fixture
+def rig(deployment: Any) -> Iterator[Any]:
+    """The deployment of a module of cases, for one of them: what must hold after each is looked at after each."""
+    from tests.whole.invariants import check_invariants  # which needs this module itself
+
+    yield deployment
+    check_invariants(deployment)

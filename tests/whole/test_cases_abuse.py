@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from loadtest.fleet import RouterProcess, until
-from tests.whole.invariants import check_descriptors, check_invariants
+from tests.whole.invariants import check_descriptors
 from tests.whole.rig import CHAT, QUICK, Rig, building, chat_body, group, together, total
 
 JSON = {"content-type": "application/json"}
@@ -35,12 +35,6 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
         rig.countable = False
         yield rig
         check_descriptors(rig)
-
-
-@pytest.fixture
-def rig(deployment: Rig) -> Iterator[Rig]:
-    yield deployment
-    check_invariants(deployment)
 
 
 @pytest.fixture(params=["direct", "nginx"])

@@ -13,7 +13,7 @@ import pytest
 
 from loadtest.fleet import RouterProcess, until
 from loadtest.simworker import Record, SimProcess
-from tests.whole.invariants import check_descriptors, check_invariants
+from tests.whole.invariants import check_descriptors
 from tests.whole.rig import QUICK, Call, Json, Rig, building, chat_body, group, text_of, total
 
 SILENT: Json = {"kind": "stall", "seconds": 30}
@@ -26,12 +26,6 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
         rig = build(group("pair", 2, apart=True), group("slow", 1, prefill_tokens_per_second=200.0))
         yield rig
         check_descriptors(rig)
-
-
-@pytest.fixture
-def rig(deployment: Rig) -> Iterator[Rig]:
-    yield deployment
-    check_invariants(deployment)
 
 
 def record_of(rig: Rig, model: str, marker: str) -> Record:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.fleet import RouterProcess, until
-from tests.whole.invariants import check_descriptors, check_invariants
+from tests.whole.invariants import check_descriptors
 from tests.whole.rig import CHAT, QUICK, Json, Rig, building, chat_body, group, text_of, together, total
 
 pytestmark = [pytest.mark.redis, pytest.mark.nginx]
@@ -30,12 +30,6 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
         rig.secrets.add(SECRET)
         yield rig
         check_descriptors(rig)
-
-
-@pytest.fixture
-def rig(deployment: Rig) -> Iterator[Rig]:
-    yield deployment
-    check_invariants(deployment)
 
 
 def test_p78_turns_through_alternating_replicas_stay_on_their_worker(rig: Rig) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from loadtest.fleet import until
 from router.workers.registry import worker_id
-from tests.whole.invariants import check_descriptors, check_invariants
+from tests.whole.invariants import check_descriptors
 from tests.whole.rig import CHAT, Json, Rig, building, chat_body, group, text_of, together
 
 
@@ -23,12 +23,6 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
         rig = build(group("trio", 3), group("duo", 2), group("faulty", 2), settings=settings)
         yield rig
         check_descriptors(rig)
-
-
-@pytest.fixture
-def rig(deployment: Rig) -> Iterator[Rig]:
-    yield deployment
-    check_invariants(deployment)
 
 
 def test_p4_requests_without_a_prompt_count_as_load(rig: Rig) -> None:

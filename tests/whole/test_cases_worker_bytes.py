@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from loadtest.fleet import until
-from tests.whole.invariants import check_descriptors, check_invariants
+from tests.whole.invariants import check_descriptors
 from tests.whole.rig import CHAT, Json, Rig, building, chat_body, group
 
 OK = b'{"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":1}}'
@@ -33,12 +33,6 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
         rig = build(group("sole"), group("twins", 2), settings=SETTINGS)
         yield rig
         check_descriptors(rig)
-
-
-@pytest.fixture
-def rig(deployment: Rig) -> Iterator[Rig]:
-    yield deployment
-    check_invariants(deployment)
 
 
 def raw(data: bytes, then: str = "close") -> Json:

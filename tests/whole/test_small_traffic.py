@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.whole.invariants import check_descriptors, check_invariants
+from tests.whole.invariants import check_descriptors
 from tests.whole.rig import CHAT, Json, Rig, building, chat_body, group, text_of, together
 
 pytestmark = pytest.mark.redis
@@ -22,12 +22,6 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
         rig.acquainted()
         yield rig
         check_descriptors(rig)
-
-
-@pytest.fixture
-def rig(deployment: Rig) -> Iterator[Rig]:
-    yield deployment
-    check_invariants(deployment)
 
 
 def send(rig: Rig, number: int, text: str, model: str) -> str:

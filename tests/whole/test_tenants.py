@@ -12,7 +12,6 @@ import pytest
 
 from loadtest.fleet import until
 from router.prompt.salting import tenant_salt
-from tests.whole.invariants import check_invariants
 from tests.whole.rig import AS_ADMIN, CHAT, Call, Rig, building, chat_body, group, text_of
 
 KEYS = {"alpha": "canary-key-alpha", "beta": "canary-key-beta", "small": "canary-key-small"}
@@ -45,12 +44,6 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
         rig = build(group("pair", 2, api_key=WORKER_KEY), config=config)
         rig.secrets |= {*KEYS.values(), SECRET, WORKER_KEY, "canary-key-unnamed"}
         yield rig
-
-
-@pytest.fixture
-def rig(deployment: Rig) -> Iterator[Rig]:
-    yield deployment
-    check_invariants(deployment)
 
 
 def as_tenant(tenant: str) -> dict[str, str]:
