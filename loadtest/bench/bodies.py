@@ -41,7 +41,10 @@ def _cut(line: bytes) -> bytes:
 
 
 class Conversations:
-    """Bodies of one size class in the order in which a client would send them; the same seed gives the same bytes."""
+    """Bodies of one size class in the order in which a client would send them; size and seed make the bytes.
+
+    No two sizes share a conversation: a router that has served one would know the beginning of the other.
+    """
 
     def __init__(self, size: int, seed: int, pool: bytes) -> None:
         self._size = size
@@ -52,7 +55,7 @@ class Conversations:
     def bodies(self, client: int) -> Iterator[bytes]:
         """What one client sends: a conversation to its last turn, then the next one."""
         for number in count():
-            yield from self._conversation(f"{self._seed}-{client}-{number}")
+            yield from self._conversation(f"{self._size}-{self._seed}-{client}-{number}")
 
     def _conversation(self, name: str) -> Iterator[bytes]:
         at = random.Random(name).randrange(self._lines)

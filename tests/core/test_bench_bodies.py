@@ -108,3 +108,9 @@ def test_a_stream_is_framed_in_chunks() -> None:
     assert rest[int(size, 16) :] == b"\r\n"
     assert rest.startswith(b"data: {")
     assert canned.LAST.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+
+
+def test_sizes_share_no_beginning() -> None:
+    small, large = (next(Conversations(size, 7, POOL).bodies(0)) for size in (8_192, 65_536))
+    shared = next(at for at, (one, other) in enumerate(zip(small, large, strict=False)) if one != other)
+    assert shared < 512
