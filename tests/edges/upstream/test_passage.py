@@ -16,7 +16,7 @@ from router.dataplane.gate import Bounds
 from router.dataplane.passage import Passage
 from router.dataplane.upstream import UpstreamPool
 from router.errors import RouterError
-from tests.edges.test_server import EchoGate, Rig, post, serving
+from tests.edges.server.rig import EchoGate, Rig, post, serving
 from tests.edges.upstream.rig import CHUNKED, LAST_CHUNK, OK, WorkerSide, ask, chunk, eventually, pool_for, worker
 
 PATIENT = Bounds(body_bytes=200_000)
