@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from loadtest.bench.bodies import MODEL
@@ -42,9 +43,15 @@ class Plan:
         return WARM_SHARE * self.wall_seconds
 
     def fitted(self, systems: int) -> Plan:
-        """The same plan with as long a load for each system as its minutes allow."""
+        """The same plan with as long a load for each system as its minutes allow; raises ValueError if too few."""
         each = self.minutes * 60 / (self.rounds * systems) - OVERHEAD_SECONDS
-        return replace(self, wall_seconds=max(LEAST_SECONDS, each))
+        if each < LEAST_SECONDS:
+            least = math.ceil((LEAST_SECONDS + OVERHEAD_SECONDS) * self.rounds * systems / 6) / 10
+            raise ValueError(
+                f"--minutes {self.minutes:g} is too little for {self.rounds} rounds of {systems} systems: "
+                f"at least {least:g}"
+            )
+        return replace(self, wall_seconds=each)
 
     def worker(self) -> SimConfig:
         """One simulated worker."""

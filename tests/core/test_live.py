@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from loadtest.live import prompts
 from loadtest.live.__main__ import main
 from loadtest.live.judge import Counters, Figures, Moment, judge, measured, over_rounds
-from loadtest.live.plan import Plan, shortened, traffic
+from loadtest.live.plan import LEAST_SECONDS, Plan, shortened, traffic
 from loadtest.live.player import Seen
 from loadtest.live.readings import busy_ticks, total
 from loadtest.live.report import as_html, as_json, as_table
@@ -117,3 +118,10 @@ def test_readers_of_expositions_and_of_the_machine() -> None:
 def test_what_can_not_be_played_is_said(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
     assert capsys.readouterr().err.strip()
+
+
+def test_too_few_minutes_are_refused_with_the_least_that_is_enough() -> None:
+    plan = Plan(rounds=2, minutes=1.0)
+    with pytest.raises(ValueError, match=r"2 rounds of 5 systems: at least 2\.7$"):
+        plan.fitted(5)
+    assert replace(plan, minutes=2.7).fitted(5).wall_seconds >= LEAST_SECONDS
