@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 import msgspec
 
@@ -37,6 +38,8 @@ from router.workers.registry import Step as What
 
 ROOM = MAX_MESSAGE - 512
 
+Item = TypeVar("Item")
+
 
 class OwnWork:
     """What this replica has to tell. The oldest steps give way to newer ones; the next account makes that good."""
@@ -55,37 +58,28 @@ class OwnWork:
 
     def messages(self) -> list[Message]:
         """All steps that wait, in order, and none any more."""
-        found: list[Message] = []
-        batch: list[Step] = []
-        room = ROOM
-        while self._steps:
-            step = told(*self._steps.popleft())
-            room -= step_bytes(step)
-            if batch and (room < 0 or len(batch) == MAX_STEPS):
-                found.append(Steps(batch))
-                batch, room = [], ROOM - step_bytes(step)
-            batch.append(step)
-        if batch:
-            found.append(Steps(batch))
-        return found
+        waiting = [told(*step) for step in self._steps]
+        self._steps.clear()
+        return [Steps(batch) for batch in _batches(waiting, step_bytes, MAX_STEPS)]
 
     def account(self) -> list[Message]:
         """All requests that this replica has under way."""
-        found: list[Message] = []
-        batch: list[Open] = []
-        room = ROOM
-        for worker in self._registry:
-            if not worker.local:
-                continue
-            one = open_at(worker.id, worker.work.open_of(""))
-            room -= open_bytes(one)
-            if batch and (room < 0 or len(batch) == MAX_WORKERS):
-                found.append(Openings(batch))
-                batch, room = [], ROOM - open_bytes(one)
-            batch.append(one)
-        if batch:
-            found.append(Openings(batch))
-        return found
+        open_ = [open_at(worker.id, worker.work.open_of("")) for worker in self._registry if worker.local]
+        return [Openings(batch) for batch in _batches(open_, open_bytes, MAX_WORKERS)]
+
+
+def _batches(items: Iterable[Item], size: Callable[[Item], int], most: int) -> Iterator[list[Item]]:
+    """The items in order, so many and so large at a time that each batch fits into a message."""
+    batch: list[Item] = []
+    room = ROOM
+    for item in items:
+        room -= size(item)
+        if batch and (room < 0 or len(batch) == most):
+            yield batch
+            batch, room = [], ROOM - size(item)
+        batch.append(item)
+    if batch:
+        yield batch
 
 
 class TheirWork:
