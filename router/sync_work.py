@@ -23,7 +23,6 @@ from router.sync_steps import (
     MAX_WORKERS,
     STARTED,
     STARTED_SILENT,
-    Open,
     Openings,
     Step,
     Steps,
