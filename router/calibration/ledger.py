@@ -82,8 +82,9 @@ class Ledger:
         self._strikes = 0
 
     def count(self, verdict: Verdict, predicted: int = 0, reported: int | None = None) -> None:
-        """An answer, whatever it said."""
-        self.counts[verdict] += 1
+        """An answer, whatever it said; one of which nothing was expected confirms nothing and is in no count."""
+        if verdict is not Verdict.CONFIRMED or predicted:
+            self.counts[verdict] += 1
         if reported is not None:
             self._add(predicted, reported)
 

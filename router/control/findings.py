@@ -224,11 +224,10 @@ def _spills(view: View) -> Iterator[Finding]:
 
 def _short_falls(view: View) -> Iterator[Finding]:
     for worker, answers in view.recent.workers.items():
-        judged = answers.verdicts["confirmed"] + answers.verdicts["fell_short"] + answers.verdicts["better"]
-        fallen = answers.verdicts["fell_short"]
+        judged, fallen = answers.judged, answers.verdicts["fell_short"]
         if judged >= ENOUGH and fallen > 0.15 * judged:
             text = (
-                f"{_share(fallen, judged)} of the answers of {worker} had less in cache than predicted: its cache is "
+                f"{_share(fallen, judged)} of the hits predicted on {worker} had less in cache than that: its cache is "
                 f"smaller than the router believes, or was emptied."
             )
             yield Finding("fell_short", Level.PROBLEM, text, "See PrefixRouterFallbacks in the operating manual.")

@@ -21,7 +21,8 @@ FAST_SHARE: Final = 0.9
 class Answers:
     """Tokens of those answers that reported usage; `unreported` said nothing of their cache.
 
-    `confirmed` is of each answer the smaller of what was predicted and what was reported.
+    `confirmed` is of each answer the smaller of what was predicted and what was reported. `judged`: answers of which
+    something was predicted, and that said what became of it; one that confirms nothing is among no verdicts.
     """
 
     count: int = 0
@@ -30,6 +31,7 @@ class Answers:
     reported: int = 0
     confirmed: int = 0
     unreported: int = 0
+    judged: int = 0
     verdicts: Counter[str] = field(default_factory=Counter)
 
     def add(self, record: DecisionRecord) -> None:
@@ -41,8 +43,10 @@ class Answers:
             self.predicted += record.predicted_cached_tokens or 0
             self.reported += record.reported_cached_tokens
             self.confirmed += min(record.predicted_cached_tokens or 0, record.reported_cached_tokens)
-        if record.verdict is not None:
+        predicted = bool(record.predicted_cached_tokens)
+        if record.verdict is not None and (predicted or record.verdict != Verdict.CONFIRMED):
             self.verdicts[record.verdict] += 1
+            self.judged += predicted and record.verdict != Verdict.UNKNOWN
 
     def as_dict(self) -> dict[str, Any]:
         """All of it by name."""

@@ -84,7 +84,7 @@ async def examine(workers: Sequence[Subject], budget: int) -> list[Diagnosis]:
 async def _examine(subject: Subject, budget: int) -> Diagnosis:
     facts = await look(subject)
     judgement = None
-    if budget and facts.models and not facts.metrics.asleep:
+    if budget and facts.models and not facts.is_router and not facts.metrics.asleep:
         facts = dataclasses.replace(facts, probe=await probe(subject, facts, budget=budget))
         judgement = judge(facts.probe) if facts.probe is not None else None
     return Diagnosis(facts, judgement, diagnose(facts, judgement))
@@ -95,7 +95,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="prefix-router doctor",
         description="Whether the caches of live workers can help, and what to change. Changes nothing itself.",
-        epilog="Exit code: 0 nothing to change, 1 problems, 2 a worker could not be reached or the flags are wrong.",
+        epilog="Exit code: 0 nothing to change, 1 problems, 2 a worker is out of reach or none, or flags are wrong.",
     )
     add = made.add_argument
     add("--worker", action="append", metavar="URL", help="a server to look at; may be repeated")

@@ -16,6 +16,8 @@ _LENGTHS = b"vllm:request_prompt_tokens_bucket"
 _MAX_BUCKETS = 10_000
 _ENGINE = re.compile(rb'[{,]engine="([^"]{1,64})"')
 _EXTERNAL = b"vllm:external_prefix_cache_queries_total"
+# Every replica has it, with or without workers.
+_ROUTER = b"# TYPE router_processes "
 
 
 class Version(NamedTuple):
@@ -85,6 +87,7 @@ class Facts:
     lengths: Lengths | None = None
     engines: int = 1  # data-parallel ranks behind the one address
     external_cache: bool = False  # a connector to a cache outside the GPU was asked for blocks
+    is_router: bool = False  # a prefix-router, not an engine
     probe: Probe | None = None
 
     @property
@@ -137,6 +140,11 @@ def count_engines(page: bytes) -> int:
     lines = [line for line in page.split(b"\n") if line.startswith(b"vllm:num_requests_running{")]
     names = {match[1] for line in lines[:_MAX_BUCKETS] if (match := _ENGINE.search(line))}
     return max(1, len(names))
+
+
+def speaks_as_router(page: bytes) -> bool:
+    """Whether a metrics page is that of a prefix-router."""
+    return any(line.startswith(_ROUTER) for line in page.split(b"\n"))
 
 
 def asks_outside(page: bytes) -> bool:

@@ -19,6 +19,7 @@ _MATCH_UNIT = 32
 _UNREADY = (401, 403)
 _NO_SUCH_ROUTE = (404, 405, 501)
 _HALF = 0.5
+_ASK_WORKERS = "Name the workers behind it, or give its settings with --config."
 _FEW_BLOCKS = 512  # a hybrid with less room than this keeps the state of few conversations
 
 
@@ -45,6 +46,8 @@ def diagnose(facts: Facts, judgement: Judgement | None) -> tuple[Finding, ...]:
     """Everything to be said of one worker, in the order of a person's questions."""
     if facts.trouble is not None:
         return (Finding("unreachable", Level.UNREACHABLE, f"It does not answer: {facts.trouble}."),)
+    if facts.is_router:
+        return (Finding("router", Level.UNREACHABLE, "It is a prefix-router, not an engine.", _ASK_WORKERS),)
     return tuple(finding for rule in _RULES for finding in rule(facts, judgement))
 
 

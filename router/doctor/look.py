@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import msgspec
 
 from router.cachemodel import profile_from_labels
-from router.doctor.facts import Facts, asks_outside, count_engines, read_lengths
+from router.doctor.facts import Facts, asks_outside, count_engines, read_lengths, speaks_as_router
 from router.workers.discovery import MAX_BYTES, MetricsFacts, parse_metrics, parse_models
 from router.workers.fetch import Answer, FetchError, Target
 
@@ -75,6 +75,7 @@ def _facts(subject: Subject, answers: dict[str, Answer]) -> Facts:
         lengths=read_lengths(page),
         engines=count_engines(page),
         external_cache=asks_outside(page),
+        is_router=speaks_as_router(page),
     )
 
 

@@ -7,24 +7,26 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from router.terminal.ask import DEFAULT_URL, KEY_VARIABLE, Refused, Replica, Trouble
 from router.terminal.style import Style
 from router.terminal.words import lines
 
 MAX_BYTES: Final = 64 << 20
+_CHAT: Final = "/v1/chat/completions"
 # The field that tells what kind of request a body is; anything else is a chat.
 _ENDPOINTS: Final = {"prompt": "/v1/completions", "input": "/v1/responses"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Explain one request; 1 if the router would refuse it, 2 if it could not be asked."""
+    """Explain one request; 1 if it would be refused, 2 if it could not be asked."""
     arguments = parser().parse_args(argv)
     try:
         body = _read(arguments.file)
         replica = Replica(arguments.url, arguments.admin_key)
-        endpoint = arguments.endpoint or _endpoint_of(body)
+        fields = _fields_of(body)
+        endpoint = arguments.endpoint or _endpoint_of(fields)
         said = replica.post("/router/explain", body, {"endpoint": endpoint})
     except Refused as refused:
         sys.stderr.write(f"prefix-router explain: the router would refuse it: {refused}\n")
@@ -40,6 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         style = Style(colour=sys.stdout.isatty() and "NO_COLOR" not in os.environ)
         sys.stdout.write("\n".join(lines(said, style)) + "\n")
+    if endpoint == _CHAT and fields is not None and "messages" not in fields:
+        sys.stderr.write("prefix-router explain: the body has no messages: a worker would refuse it\n")
+        return 1
     return 1 if said.get("refusal") else 0
 
 
@@ -69,13 +74,17 @@ def _read(name: str) -> bytes:
     return body
 
 
-def _endpoint_of(body: bytes) -> str:
+def _fields_of(body: bytes) -> dict[str, Any] | None:
     try:
         fields = json.loads(body)
     except (ValueError, RecursionError):
-        return "/v1/chat/completions"  # the router says what is wrong with it
-    if isinstance(fields, dict) and "messages" not in fields:
+        return None  # the router says what is wrong with it
+    return fields if isinstance(fields, dict) else None
+
+
+def _endpoint_of(fields: dict[str, Any] | None) -> str:
+    if fields is not None and "messages" not in fields:
         for field, endpoint in _ENDPOINTS.items():
             if field in fields:
                 return endpoint
-    return "/v1/chat/completions"
+    return _CHAT

@@ -114,6 +114,15 @@ def test_the_surest_cause_is_named(belief: Belief, now: Circumstances, cause: Ca
 # -- the ledger ------------------------------------------------------------------------------------------------
 
 
+def test_where_nothing_was_expected_nothing_is_confirmed() -> None:
+    ledger = Ledger()
+    ledger.count(Verdict.CONFIRMED, 0, 0)
+    assert not any(ledger.counts.values())
+    ledger.count(Verdict.FELL_SHORT, 0, 0)
+    ledger.count(Verdict.CONFIRMED, 1_000, 1_000)
+    assert (ledger.counts[Verdict.CONFIRMED], ledger.counts[Verdict.FELL_SHORT]) == (1, 1)
+
+
 def test_precision_and_recall_are_shares_of_tokens() -> None:
     ledger = Ledger()
     assert (ledger.precision, ledger.recall) == (None, None)
@@ -137,11 +146,14 @@ def test_precision_and_recall_are_shares_of_tokens() -> None:
 @given(st.lists(st.tuples(TOKENS, TOKENS), min_size=1, max_size=300))
 def test_shares_lie_between_none_and_all(answers: list[tuple[int, int]]) -> None:
     ledger = Ledger()
+    telling = 0
     for predicted, reported in answers:
-        ledger.count(judge(predicted, Usage(100_000, reported), 128), predicted, reported)
+        verdict = judge(predicted, Usage(100_000, reported), 128)
+        ledger.count(verdict, predicted, reported)
+        telling += verdict is not Verdict.CONFIRMED or predicted > 0
     for share in (ledger.precision, ledger.recall):
         assert share is None or 0.0 <= share <= 1.0 + 1e-9
-    assert sum(ledger.counts.values()) == len(answers)
+    assert sum(ledger.counts.values()) == telling
 
 
 def emptied(ledger: Ledger, times: int, *, cause: Cause = Cause.NOT_RESIDENT, reported: int = 0) -> float | None:

@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.cachemodel import profile_from_labels
-from router.doctor.facts import Facts, Lengths, Probe, Sent, asks_outside, count_engines, read_lengths
+from router.doctor.facts import Facts, Lengths, Probe, Sent, asks_outside, count_engines, read_lengths, speaks_as_router
 from router.doctor.findings import Finding, Level, compare, diagnose, exit_code, turn_on
 from router.doctor.judge import PLAN, Confidence, Judgement, Verdict, judge
 from router.doctor.probing import size
+from router.metrics import Metrics
 from router.workers.discovery import MetricsFacts
 
 PLAIN = {"block_size": "16", "enable_prefix_caching": "True", "mamba_cache_mode": "none"}
@@ -60,6 +61,7 @@ DROPS = (4.67, 1.72, 1.61, 4.37, 1.47)
     ("known", "code", "level", "change"),
     [
         (facts(trouble="refused"), "unreachable", Level.UNREACHABLE, None),
+        (facts(is_router=True), "router", Level.UNREACHABLE, "workers behind it"),
         (facts(PLAIN, models_status=401, models=()), "key_missing", Level.PROBLEM, "worker_api_key"),
         (facts(PLAIN, models_status=401, models=(), with_key=True), "key_refused", Level.PROBLEM, "api_key"),
         (facts(PLAIN, health_status=404), "no_health_route", Level.NOTE, None),
@@ -84,6 +86,13 @@ def test_each_fact_has_its_finding(known: Facts, code: str, level: Level, change
     (found,) = [finding for finding in diagnose(known, None) if finding.code == code]
     assert found.level is level
     assert (change or "") in (found.change or "")
+
+
+def test_a_router_is_told_by_its_metrics() -> None:
+    metrics = Metrics()
+    metrics.gauge("router_processes", "Those that share the port.", (), lambda: [((), 1)])
+    assert speaks_as_router(metrics.render())
+    assert not speaks_as_router(b"# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 0.0\n")
 
 
 def test_a_worker_with_nothing_to_change_has_no_problem() -> None:

@@ -138,8 +138,17 @@ def test_prompts_that_never_repeat_are_told_unless_reuse_is_off() -> None:
 
 def test_a_worker_whose_hits_fall_short_is_named() -> None:
     records = [answered("hit", 100, 900, "fell_short")] * 10 + [answered("hit", 900, 900, "confirmed")] * 30
-    assert found(records)["fell_short"].text.startswith("25 % of the answers of w1")
+    assert found(records)["fell_short"].text.startswith("25 % of the hits predicted on w1")
     assert "fell_short" not in found(records[5:])
+
+
+def test_answers_of_which_nothing_was_expected_do_not_hide_that_hits_fall_short() -> None:
+    new = [answered("miss", 0, 0, "confirmed"), answered("miss", 400, 0, "better")] * 100
+    records = [answered("hit", 100, 900, "fell_short")] * 10 + [answered("hit", 900, 900, "confirmed")] * 30
+    assert found(new + records)["fell_short"].text.startswith("25 % of the hits predicted on w1")
+    assert "fell_short" not in found(new + records[:10])
+    answers = look_back(new, {}).workers["w1"].as_dict()
+    assert answers["verdicts"] == {"confirmed": 0, "fell_short": 0, "better": 100, "unknown": 0}
 
 
 def test_answers_without_reports_ask_for_the_flag() -> None:

@@ -104,6 +104,7 @@ def test_the_endpoint_is_known_by_the_body(rig: Rig) -> None:
     [
         ("{", ADMIN_KEY, 1, "400 bad_request"),
         ('{"model": "nobody", "messages": []}', ADMIN_KEY, 1, "404 model_not_found"),
+        (json.dumps({"model": MODEL}), ADMIN_KEY, 1, "the body has no messages"),
         ("{}", "wrong", 2, "the admin key is not the right one"),
         ("{}", None, 2, "needs the admin key"),
     ],
