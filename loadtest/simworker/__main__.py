@@ -13,6 +13,7 @@ import sys
 import uvloop
 
 from loadtest.simworker.config import SimConfig, build_parser, from_arguments
+from loadtest.simworker.vocabulary import Vocabulary
 from loadtest.simworker.worker import SimWorker
 
 
@@ -24,10 +25,11 @@ async def serve(config: SimConfig, count: int, *, exit_with_parent: bool) -> Non
         loop.add_signal_handler(number, ended.set)
     if exit_with_parent:
         _watch_parent(loop, ended)
+    vocabulary = Vocabulary()
     async with contextlib.AsyncExitStack() as stack:
         for index in range(count):
             port = config.port + index if config.port else 0
-            worker = await stack.enter_async_context(SimWorker(dataclasses.replace(config, port=port)))
+            worker = await stack.enter_async_context(SimWorker(dataclasses.replace(config, port=port), vocabulary))
             print(f"listening {worker.url}", flush=True)
         await ended.wait()
 

@@ -16,7 +16,7 @@ from loadtest.simworker.answers import JsonObject, invalid_body
 from loadtest.simworker.exchange import Exchange
 from loadtest.simworker.jobs import Job
 from loadtest.simworker.render import ChatBody, GenerateBody, Message
-from loadtest.simworker.tokens import Prompt, chain_start
+from loadtest.simworker.tokens import Prompt, chain_start, split
 
 if TYPE_CHECKING:
     from loadtest.simworker.worker import SimWorker
@@ -131,12 +131,12 @@ def tokenize(worker: SimWorker, exchange: Exchange) -> None:
         text = render.utf8(body.prompt)
     else:
         raise invalid_body("either prompt or messages must be given", "prompt")
-    pieces = worker.tokenizer.split(text)
+    count, ids = worker.vocabulary.encoded(text)
     shown = {
-        "count": len(pieces),
+        "count": count,
         "max_model_len": worker.config.window,
-        "tokens": worker.vocabulary.ids(pieces),
-        "token_strs": [piece.decode(errors="replace") for piece in pieces] if body.return_token_strs else None,
+        "tokens": ids,
+        "token_strs": [piece.decode(errors="replace") for piece in split(text)] if body.return_token_strs else None,
     }
     exchange.reply_json(shown)
 
@@ -145,27 +145,6 @@ def detokenize(worker: SimWorker, exchange: Exchange) -> None:
     body = _detokenize_body.decode(exchange.request.body)
     worker.served(body.model)
     exchange.reply_json({"prompt": worker.vocabulary.text(body.tokens).decode(errors="replace")})
-
-
-class Vocabulary:
-    """Gives tokens their ids as they are first seen, and forgets the oldest beyond `limit`."""
-
-    def __init__(self, limit: int = 65536) -> None:
-        self._limit = limit
-        self._pieces: dict[int, bytes] = {}
-
-    def ids(self, pieces: list[bytes]) -> list[int]:
-        found = []
-        for piece in pieces:
-            number = xxhash.xxh32_intdigest(piece) >> 1
-            self._pieces[number] = piece
-            found.append(number)
-        while len(self._pieces) > self._limit:
-            del self._pieces[next(iter(self._pieces))]
-        return found
-
-    def text(self, ids: list[int]) -> bytes:
-        return b"".join(self._pieces.get(number, b"<%d>" % number) for number in ids)
 
 
 def _pooled(

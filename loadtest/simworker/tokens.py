@@ -62,10 +62,6 @@ class Tokenizer:
         more, _ = self._chain(prompt.tail + text, prompt.hashes[-1] if prompt.hashes else start)
         return prompt.hashes + more
 
-    def split(self, data: bytes) -> list[bytes]:
-        """The tokens one by one, for the tokenize route."""
-        return _ONE.findall(data)
-
     def count(self, data: bytes) -> int:
         return len(_ONE.findall(data))
 
@@ -80,6 +76,11 @@ class Tokenizer:
             end = match.end()
             match = self._block.match(data, end)
         return tuple(hashes), end
+
+
+def split(data: bytes) -> list[bytes]:
+    """The tokens one by one, for the tokenize route."""
+    return _ONE.findall(data)
 
 
 def chain_start(adapter: str, salt: str) -> int:

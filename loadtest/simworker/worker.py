@@ -24,12 +24,12 @@ from loadtest.simworker.faults import Action, FaultTable, Stage, parse_action
 from loadtest.simworker.http import JSON, Request
 from loadtest.simworker.hybrid import HybridCache
 from loadtest.simworker.jobs import Jobs
-from loadtest.simworker.pooling import Vocabulary
 from loadtest.simworker.records import Record, RecordRing
 from loadtest.simworker.render import GenerateBody
 from loadtest.simworker.responses import ResponseStore
 from loadtest.simworker.shape import shape_of
 from loadtest.simworker.tokens import Prompt, Tokenizer
+from loadtest.simworker.vocabulary import Vocabulary
 from loadtest.simworker.watch import Watch
 
 BACKLOG = 2048
@@ -39,9 +39,12 @@ Work = Coroutine[object, object, None]
 
 
 class SimWorker:
-    """`async with SimWorker(SimConfig(...)) as worker:` serves on `worker.url` in the running loop."""
+    """`async with SimWorker(SimConfig(...)) as worker:` serves on `worker.url` in the running loop.
 
-    def __init__(self, config: SimConfig | None = None) -> None:
+    Workers of one process may share a vocabulary, as those of one model do.
+    """
+
+    def __init__(self, config: SimConfig | None = None, vocabulary: Vocabulary | None = None) -> None:
         self.config = config or SimConfig()
         self.faults = FaultTable()
         self.watch = Watch()
@@ -49,7 +52,7 @@ class SimWorker:
         self.routes = routes.table(self.config)
         self.tokenizer = Tokenizer(self.config.unit)
         self.responses = ResponseStore()
-        self.vocabulary = Vocabulary()
+        self.vocabulary = vocabulary or Vocabulary()
         self.keep_alive_seconds = self.config.keep_alive_seconds
         self.max_body_bytes = self.config.max_body_bytes
         self.rejections = 0

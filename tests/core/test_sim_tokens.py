@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from itertools import takewhile
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.simworker import render
 from loadtest.simworker.render import AnthropicMessage, ChatBody, Message, MessagesBody, ResponsesBody
-from loadtest.simworker.tokens import Tokenizer, chain_start
+from loadtest.simworker.tokens import Tokenizer, chain_start, split
+from loadtest.simworker.vocabulary import Vocabulary
 
 TOKENIZER = Tokenizer(16)
 ENGLISH = (
@@ -24,7 +29,7 @@ def test_english_is_about_six_bytes_a_token() -> None:
 
 @given(st.binary(max_size=2000))
 def test_tokens_lose_no_byte(data: bytes) -> None:
-    pieces = TOKENIZER.split(data)
+    pieces = split(data)
     assert b"".join(pieces) == data
     assert all(1 <= len(piece) <= 24 for piece in pieces)
 
@@ -33,7 +38,7 @@ def test_tokens_lose_no_byte(data: bytes) -> None:
 def test_blocks_are_cut_where_the_tokens_are(data: bytes) -> None:
     """The fast way over whole blocks counts as the slow one over tokens."""
     prompt = TOKENIZER.text(data, 0)
-    pieces = TOKENIZER.split(data)
+    pieces = split(data)
     assert prompt.tokens == len(pieces)
     assert len(prompt.hashes) == len(pieces) // 16
     assert prompt.tail == b"".join(pieces[len(prompt.hashes) * 16 :])
@@ -51,6 +56,45 @@ def test_generated_text_hashes_as_if_it_had_been_in_the_prompt(data: bytes, text
     generated = text.encode()
     prompt = TOKENIZER.text(data + b"\x03", 7)
     assert TOKENIZER.extended(prompt, generated, 7) == TOKENIZER.text(data + b"\x03" + generated, 7).hashes
+
+
+WORDS = st.lists(
+    st.sampled_from([b"word", b" ", b"\n", b"\x01", b"long" * 400, "\u00e9t\u00e9".encode()]), max_size=400
+)
+
+
+def _ids(vocabulary: Vocabulary, text: bytes) -> list[int]:
+    count, ids = vocabulary.encoded(text)
+    found: list[int] = json.loads(bytes(ids))
+    assert count == len(found)
+    return found
+
+
+@given(WORDS.map(b"".join), WORDS.map(b"".join), WORDS.map(b"".join))
+def test_ids_agree_exactly_as_far_as_tokens_do(shared: bytes, first: bytes, second: bytes) -> None:
+    """What was seen before, in whatever order, changes no id: segments are cut where tokens end."""
+    vocabulary = Vocabulary()
+    texts = [shared + first, shared + second, shared + first]
+    ids = [_ids(vocabulary, text) for text in texts]
+    pieces = [split(text) for text in texts]
+    assert ids[0] == ids[2] == _ids(Vocabulary(), texts[0])
+    assert [len(one) for one in ids] == [len(one) for one in pieces]
+    assert _common(ids[0], ids[1]) == _common(pieces[0], pieces[1])
+    assert vocabulary.text(ids[1]) == texts[1]
+
+
+def _common(first: Sequence[object], second: Sequence[object]) -> int:
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))))
+
+
+def test_a_vocabulary_is_bounded_and_knows_what_it_named_last() -> None:
+    vocabulary = Vocabulary(pieces=50, segments=50)
+    words = [b" w%d" % number for number in range(1000)]
+    first = _ids(vocabulary, words[0])
+    for word in words:
+        assert vocabulary.text(_ids(vocabulary, word)) == word
+    assert vocabulary.text(first) == b"<%d>" % first[0]
+    assert _ids(vocabulary, words[0]) == first
 
 
 def test_adapter_and_salt_start_chains_of_their_own() -> None:
