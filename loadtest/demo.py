@@ -20,6 +20,7 @@ from loadtest.conversation import Shape, TurnResult, format_table, play, user_tu
 from loadtest.fleet import NginxProcess, RedisProcess, RouterProcess, find_nginx, find_redis, replicas
 from loadtest.simworker import SimConfig
 from loadtest.simworker.process import start_workers
+from router.flags import Parser
 from router.settings import normalise_worker_url
 
 # How long workers of one's own may take to answer.
@@ -64,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="scripts/run", description=__doc__)
+    parser = Parser(prog="scripts/run", description=__doc__)
     parser.add_argument("--once", action="store_true", help="end after the tables")
     parser.add_argument(
         "--worker", type=_worker_url, action="append", metavar="URL", help="a real vLLM server instead; may be repeated"

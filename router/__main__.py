@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from router.descriptors import descriptor_warnings, raise_limit
 from router.errors import SettingsError
+from router.flags import Parser, misplaced
 from router.reload import Sources
 from router.settings import Settings, cautions, load
 from router.workers.registry import worker_id
@@ -27,42 +29,37 @@ FLAGS = {
 }
 
 
+# Commands with flags of their own, which may need packages that serving does not; each module has a `main`.
+APART = {
+    "demo": "loadtest.demo",
+    "doctor": "router.doctor",
+    "fit": "router.fit",
+    "replay": "router.replay",
+    "top": "router.terminal.top",
+    "explain": "router.terminal.explain",
+}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    # These commands have their own flags and may need packages that serving does not.
-    if arguments[:1] == ["demo"]:
-        from loadtest.demo import main as demo
-
-        return demo(arguments[1:])
-    if arguments[:1] == ["doctor"]:
-        from router.doctor import main as doctor
-
-        return doctor(arguments[1:])
-    if arguments[:1] == ["fit"]:
-        from router.fit import main as fit
-
-        return fit(arguments[1:])
-    if arguments[:1] == ["replay"]:
-        from router.replay import main as replay
-
-        return replay(arguments[1:])
-    if arguments[:1] == ["top"]:
-        from router.terminal.top import main as top
-
-        return top(arguments[1:])
-    if arguments[:1] == ["explain"]:
-        from router.terminal.explain import main as explain
-
-        return explain(arguments[1:])
-    parsed = _parser().parse_args(arguments)
+    if arguments and arguments[0] in APART:
+        run: Callable[[Sequence[str]], int] = import_module(APART[arguments[0]]).main
+        return run(arguments[1:])
+    parser = _parser()
+    trouble = misplaced(arguments, ("serve", "check-config", *APART))
+    if trouble is not None:
+        parser.error(trouble)
+    parsed = parser.parse_args(arguments)
     try:
         settings = load(parsed.config, _flags(parsed), FLAGS)
+        return _describe(settings) if parsed.command == "check-config" else _serve(parsed, settings)
     except SettingsError as error:
         return _refuse(error)
+
+
+def _serve(parsed: argparse.Namespace, settings: Settings) -> int:
     obstacle = _obstacle(settings)
-    if parsed.command == "check-config":
-        return _describe(settings, obstacle)
     if obstacle is not None:
         print(f"prefix-router: {obstacle}", file=sys.stderr)
         return 2
@@ -71,10 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         from router.serving import run
 
-    try:
-        return run(settings, Sources(partial(_load, parsed), (parsed.config,) if parsed.config else ()))
-    except SettingsError as error:
-        return _refuse(error)
+    return run(settings, Sources(partial(_load, parsed), (parsed.config,) if parsed.config else ()))
 
 
 def _load(parsed: argparse.Namespace) -> Settings:
@@ -102,7 +96,8 @@ def _obstacle(settings: Settings) -> str | None:
     return None
 
 
-def _describe(settings: Settings, obstacle: str | None) -> int:
+def _describe(settings: Settings) -> int:
+    obstacle = _obstacle(settings)
     if obstacle is not None:
         print(f"prefix-router: the settings are right, but serve would refuse them: {obstacle}", file=sys.stderr)
         return 2
@@ -117,8 +112,8 @@ def _describe(settings: Settings, obstacle: str | None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="prefix-router",
         description="Routing proxy that sends each prompt to the vLLM worker that already holds its beginning.",
     )

@@ -14,7 +14,7 @@ from router.control.context import ControlContext
 from router.control.doors import Doors
 from router.control.exchange import ADMIN_BODY_BYTES, answer, read_body
 from router.errors import BadRequest, Conflict, NotFound
-from router.settings import WorkerSettings
+from router.settings import WorkerSettings, words
 from router.workers.registry import Worker, worker_id
 
 MAX_WORKERS = 1000
@@ -120,8 +120,10 @@ def _read(body: bytes) -> WorkerSettings:
         return WorkerSettings.model_validate_json(body)
     except ValidationError as error:
         problems = [
-            ".".join(map(str, item["loc"])) + ": " * bool(item["loc"]) + item["msg"].removeprefix("Value error, ")
-            for item in error.errors(include_input=False, include_url=False)
+            ".".join(map(str, item["loc"]))
+            + ": " * bool(item["loc"])
+            + words.reason(item["type"], item["msg"], item.get("ctx", {}), item["input"])
+            for item in error.errors(include_url=False)
         ]
         raise BadRequest("; ".join(problems)) from None
 

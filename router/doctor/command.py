@@ -17,6 +17,7 @@ from router.doctor.look import Subject, look
 from router.doctor.probing import DEFAULT_BUDGET, probe
 from router.doctor.report import Diagnosis, as_json, as_text
 from router.errors import SettingsError
+from router.flags import Parser
 from router.settings import Settings, WorkerSettings, load
 from router.workers.dns import DnsError
 from router.workers.dns_fleet import urls_of
@@ -92,7 +93,7 @@ async def _examine(subject: Subject, budget: int) -> Diagnosis:
 
 def parser() -> argparse.ArgumentParser:
     """The flags of the command."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="prefix-router doctor",
         description="Whether the caches of live workers can help, and what to change. Changes nothing itself.",
         epilog="Exit code: 0 nothing to change, 1 problems, 2 a worker is out of reach or none, or flags are wrong.",

@@ -12,6 +12,7 @@ from router.cachemodel import CacheProfile
 from router.fit.arithmetic import BYTES, CHECKPOINTS, OPEN_BLOCK, PLAIN, Fit, Options, fit, reusable
 from router.fit.model import ModelConfigError
 from router.fit.trace import Tally, read, tally
+from router.flags import Parser
 
 DEFAULT_PROMPTS = (1000, 2000, 4000, 8000, 16_000, 32_000, 64_000, 128_000)
 MAX_CONFIG_BYTES = 16 << 20
@@ -178,7 +179,7 @@ def _bytes(count: int) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="prefix-router fit",
         description="Whether a model's prefix cache fits the prompts it gets: block, floor and reusable share.",
     )

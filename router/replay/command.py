@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from router.cachemodel import CacheProfile, Rule
+from router.flags import Parser
 from router.replay.catalogue import GROUPS, UnknownRule, names_of
 from router.replay.fleet import Scenario
 from router.replay.generate import KINDS
@@ -91,7 +92,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="prefix-router replay",
         description="Replay a trace through the router's decision code and other routers' rules, "
         "against modelled workers.",

@@ -25,6 +25,10 @@ MAX_LINE = 4 << 20
 MOST_TOKENS = 10_000_000
 # Tokens a second that an answer is taken to have had where the log does not say how long it was.
 ANSWER_RATE = 40.0
+EXPECTED = (
+    "expected JSON lines, a request in each: Mooncake's (timestamp, input_length, output_length, hash_ids), or those "
+    "of a decision file"
+)
 # Mean gaps between arrivals by which a seed may move one.
 JITTER_GAPS = 4.0
 
@@ -92,6 +96,8 @@ def parse_trace(name: str, lines: Iterable[str], limit: int | None = None) -> Tr
         fields = _fields(line, number)
         if "hash_ids" in fields:
             found.append(_of_mooncake(fields, number))
+        elif not {"prompt_tokens", "hashes"} & fields.keys():
+            raise TraceError(f"line {number}: neither hash_ids nor the fields of a decision; {EXPECTED}")
         else:
             _add_decision(found, places, fields, number)
     if not found:
@@ -137,9 +143,9 @@ def _fields(line: str, number: int) -> Mapping[str, object]:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
-        raise TraceError(f"line {number}: not JSON") from None
+        raise TraceError(f"line {number}: not JSON; {EXPECTED}") from None
     if not isinstance(value, dict):
-        raise TraceError(f"line {number}: not an object")
+        raise TraceError(f"line {number}: not an object; {EXPECTED}")
     return value
 
 

@@ -14,10 +14,12 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource
 
 from router.errors import SettingsError
-from router.settings.schema import NESTED, PREFIX, Settings
+from router.settings import words
+from router.settings.schema import NESTED, PREFIX, Settings, WorkerSettings
 from router.settings.yaml_file import YamlFile, read_yaml
 
 
@@ -65,9 +67,9 @@ def load(
             location = tuple(part for part in item["loc"] if part != "[key]")
             place = _flag(location, flags or {}, flag_names or {})
             place = place or _place(location, item["type"], flags or {}, source)
-            reason = _reason(location, item["type"], item["msg"], place)
+            reason = _reason(location, item, place)
             if item["type"] == "literal_error":
-                reason += _suggest_word(item["input"], item["msg"])
+                reason += _suggest_word(item["input"], reason)
             problems.append(f"{place}: {reason}")
         raise SettingsError(problems) from None
     if problems:
@@ -130,16 +132,21 @@ def _holds(data: Any, location: Iterable[int | str]) -> bool:
     return True
 
 
-def _reason(location: tuple[int | str, ...], kind: str, message: str, place: str) -> str:
+def _reason(location: tuple[int | str, ...], item: ErrorDetails, place: str) -> str:
     """What is wrong with a value, without the value, which may be secret."""
+    kind = item["type"]
     if kind not in ("extra_forbidden", "model_type"):
-        return message.removeprefix("Value error, ")
+        inside = bool(location) and isinstance(location[-1], int)
+        return words.reason(kind, item["msg"], item.get("ctx", {}), item["input"], inside=inside)
     group: object = Settings
     for part in location if kind == "model_type" else location[:-1]:
         group = _inside(group, part)
     if kind == "model_type":
         # The framework's own message names a class.
-        return f"a group of settings is expected here: {', '.join(_fields(group))}" if _fields(group) else message
+        what = (
+            "a URL is expected here, or a group" if group is WorkerSettings else "a group of settings is expected here"
+        )
+        return f"{what}: {', '.join(_fields(group))}"
     return f"unknown setting{_suggest(str(location[-1]), group, place)}"
 
 

@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
 from router.errors import SettingsError
+
+# What the parser says, by its beginning, and what is meant; all else is left as it is.
+_PLAIN: Final[Mapping[str, str]] = {
+    "mapping values are not allowed here": (
+        "a second colon in a line, or a line that is indented unlike those around it; quotes are for text with colons"
+    ),
+    r"found character '\t'": "a tab, where YAML indents with blanks",
+    "expected ',' or ']'": "a list in brackets that is not closed",
+    "expected ',' or '}'": "a table in braces that is not closed",
+    "could not find expected ':'": "a line without a colon: a setting is written NAME: VALUE",
+    "expected <block end>": "a line that is indented unlike those around it",
+    "found unexpected end of stream": "a quote that is not closed",
+    "found unhashable key": "a name that is a list or a table",
+    "expected '<document start>'": "text that belongs to no setting",
+    "but found another document": "a second document begins here; settings are one",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +69,14 @@ def read_yaml(path: Path) -> YamlFile:
         if (quoting or "tag handle" in problem) and (quote := re.search("['\"]", problem)):
             # A value that begins with !, & or * is taken for a tag or the name of another, and quoted in these.
             problem = f"{problem[: quote.start()].strip()}; a value that begins with !, & or * is put in quotes"
+        problem = next((plain for said, plain in _PLAIN.items() if problem.startswith(said)), problem)
         raise SettingsError([f"{path}{place}: {problem}"]) from None
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError):
         raise SettingsError([f"{path}: not a YAML file in UTF-8"]) from None
     if content is None:
         return YamlFile(path, {}, None)
     if not isinstance(content, dict):
-        raise SettingsError([f"{path}: expected a mapping of settings"])
+        raise SettingsError([f"{path}: settings are expected, each written NAME: VALUE"])
     return YamlFile(path, {str(key): value for key, value in content.items()}, root)
 
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Final
 
+from router.flags import Parser
 from router.terminal.ask import DEFAULT_URL, KEY_VARIABLE, Refused, Replica, Trouble
 from router.terminal.style import Style
 from router.terminal.words import lines
@@ -50,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="prefix-router explain",
         description="What a replica would do with a request, and every worker's terms. Nothing is sent to any worker.",
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -40,11 +40,19 @@ def decided(view: View) -> float | None:
 
 def lines(views: Sequence[View], style: Style, width: int, height: int | None = None) -> list[str]:
     """The whole screen; with a height the least important is left out, from below."""
-    made = [*_replicas(views, style), *_findings(views, style, width)]
-    made += ["", *_workers(views, style), "", *_sums(views, style), ""]
-    room = DECISIONS if height is None else max(0, height - len(made) - 2)
-    made += _decisions(views, style, room)
+    made = list(_replicas(views, style))
+    for part in (_findings(views, style, width), _workers(views, style), _sums(views, style)):
+        made += _apart(part)
+    # Above the decisions are their heads and an empty line.
+    room = DECISIONS if height is None else max(0, height - len(made) - 3)
+    made += _apart(_decisions(views, style, room))
     return [cut(line, width) for line in made[: None if height is None else height]]
+
+
+def _apart(part: Iterable[str]) -> list[str]:
+    """The lines with an empty one before them, if there are any."""
+    found = list(part)
+    return ["", *found] if found else []
 
 
 # -- replicas --------------------------------------------------------------------------------------------------
@@ -92,8 +100,6 @@ def _findings(views: Sequence[View], style: Style, width: int) -> Iterator[str]:
         # What two replicas find alike differs in figures; once is enough.
         seen |= {plain(one["text"]): str(one["level"]) for one in found if one["code"] not in codes}
         codes |= {str(one["code"]) for one in found}
-    if seen:
-        yield ""
     for text, level in list(seen.items())[:FINDINGS]:
         mark, kind = MARKS.get(level, ("-", "cyan"))
         for number, line in enumerate(_wrapped(text, width - 2)):

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TextIO
 
+from router.flags import Parser
 from router.terminal.ask import DEFAULT_URL, KEY_VARIABLE, Refused, Replica, Trouble
 from router.terminal.screen import View, decided, lines
 from router.terminal.style import Style
@@ -45,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(prog="prefix-router top", description="The fleet in a terminal, live.")
+    made = Parser(prog="prefix-router top", description="The fleet in a terminal, live.")
     add = made.add_argument
     add("--url", action="append", help=f"a replica; may be repeated (default {DEFAULT_URL})")
     add("--admin-key", metavar="KEY", help=f"where replicas have one (default: the variable {KEY_VARIABLE})")

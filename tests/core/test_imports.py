@@ -15,6 +15,7 @@ FLOORS = {
     "settings": 1,
     "wire": 1,
     "descriptors": 1,
+    "flags": 0,
     "quota": 1,
     "reload": 2,
     "keys": 2,

@@ -65,8 +65,10 @@ def test_arrivals_may_move_within_the_steps_of_recorded_times() -> None:
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("{", "line 1: not JSON"),
-        ("[1]", "line 1: not an object"),
+        ("{", "line 1: not JSON; expected JSON lines, a request in each"),
+        ("[1]", "line 1: not an object; expected JSON lines"),
+        ('{"decisions": []}', "line 1: neither hash_ids nor the fields of a decision; expected JSON lines"),
+        ('{"timestamp": 0, "input_length": 5}', "line 1: neither hash_ids nor the fields of a decision"),
         (mooncake(0, 513, [1]), "513 tokens need 2 hash_ids, not 1"),
         (mooncake(0, 0, []), "input_length must be a whole number"),
         (mooncake(-1, 512, [1]), "timestamp must be a time"),

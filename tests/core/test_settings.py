@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from router.__main__ import main
 from router.errors import SettingsError
@@ -163,17 +164,17 @@ def test_every_problem_is_reported_at_once_with_its_place(write: Write, monkeypa
             "ROUTER_PROT: unknown setting (did you mean ROUTER_PORT?)",
             "ROUTER_RETRY: a group of settings is expected here: attempts, budget_share, budget_min",
             "ROUTER_HEALTH__FAL: unknown setting (did you mean ROUTER_HEALTH__FALL?)",
-            "ROUTER_POLICY__SLACK: Input should be a valid tuple",
-            "ROUTER_LIMITS__HEADER_COUNT: Input should be a valid integer, unable to parse string as an integer",
+            "ROUTER_POLICY__SLACK: must be a list: [one, another], or one in each line behind a dash",
+            "ROUTER_LIMITS__HEADER_COUNT: must be a whole number",
             "FILE, line 1: workerz: unknown setting (did you mean workers?)",
             "FILE, line 2: workers.0.url: a worker URL starts with http:// or https://",
             "FILE, line 2: workers.1.slotz: unknown setting (did you mean slots?)",
             "FILE, line 3: health.intervall: unknown setting (did you mean interval?)",
-            "FILE, line 4: timeouts.drain: Input should be greater than 0",
+            "FILE, line 4: timeouts.drain: must be more than 0",
             "FILE, line 5: models.m.reusex: unknown setting (did you mean reuse?)",
-            "FILE, line 5: models.m.reuse: Input should be 'off', 'observe' or 'on'",
+            "FILE, line 5: models.m.reuse: must be 'off', 'observe' or 'on'",
             "FILE, line 5: models.m.cache.blok_size: unknown setting (did you mean block_size?)",
-            "port: Input should be less than or equal to 65535",
+            "port: must be at most 65535",
             "bogus: unknown setting",
         ]
     )
@@ -230,39 +231,94 @@ def test_the_place_is_that_of_the_source_that_won(write: Write, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("port: x", "FILE, line 1: port: Input should be a valid integer, unable to parse string as an integer"),
-        ("port: -1", "FILE, line 1: port: Input should be greater than or equal to 0"),
-        ("port:", "FILE, line 1: port: Input should be a valid integer"),
+        ("port: x", "FILE, line 1: port: must be a whole number"),
+        ("port: -1", "FILE, line 1: port: must be at least 0"),
+        ("port:", "FILE, line 1: port: has no value: write one, or leave the line out"),
         ("health: 3", "FILE, line 1: health: a group of settings is expected here: interval, timeout, fall, rise"),
-        ("workers: 3", "FILE, line 1: workers: Input should be a valid tuple"),
-        ("workers: [3]", "FILE, line 1: workers.0: a group of settings is expected here: url, api_key, slots"),
-        ("workers: [{slots: 3}]", "FILE, line 1: workers.0.url: Field required"),
-        ("workers: [{url: 'http://a', slots: 0}]", "FILE, line 1: workers.0.slots: Input should be greater than 0"),
-        ("policy: {name: fastest}", "FILE, line 1: policy.name: Input should be 'work', 'slack', "),
+        ("workers: 3", "FILE, line 1: workers: must be a list: "),
+        ("workers: [3]", "FILE, line 1: workers.0: a URL is expected here, or a group: url, api_key, slots"),
+        ("workers: [{slots: 3}]", "FILE, line 1: workers.0.url: is required"),
+        ("workers: [{url: 'http://a', slots: 0}]", "FILE, line 1: workers.0.slots: must be more than 0"),
+        ("policy: {name: fastest}", "FILE, line 1: policy.name: must be 'work', 'slack', "),
         ("policy: {slack: [[4, 1], [2, 2]]}", "FILE, line 1: policy.slack: prompt sizes must ascend"),
         ("policy: {slack: [[4, 1], [4, 2]]}", "FILE, line 1: policy.slack: prompt sizes must ascend"),
-        ("policy: {slack: [[4]]}", "FILE, line 1: policy.slack.0.1: Field required"),
-        ("timeouts: {first_byte: .inf}", "FILE, line 1: timeouts.first_byte: Input should be a finite number"),
-        ("timeouts: {first_byte: .nan}", "FILE, line 1: timeouts.first_byte: Input should be "),
-        ("timeouts: {drain_delay: .inf}", "FILE, line 1: timeouts.drain_delay: Input should be a finite number"),
-        ("timeouts: {queue: 0}", "FILE, line 1: timeouts.queue: Input should be greater than 0"),
-        ("retry: {attempts: 4}", "FILE, line 1: retry.attempts: Input should be less than or equal to 3"),
-        ("retry: {budget_share: 1.1}", "FILE, line 1: retry.budget_share: Input should be less than or equal to 1"),
+        ("policy: {slack: [[4]]}", "FILE, line 1: policy.slack.0.1: a value is missing here"),
+        ("timeouts: {first_byte: .inf}", "FILE, line 1: timeouts.first_byte: must be a number that is not infinite"),
+        ("timeouts: {first_byte: .nan}", "FILE, line 1: timeouts.first_byte: must be "),
+        ("timeouts: {drain_delay: .inf}", "FILE, line 1: timeouts.drain_delay: must be a number that is not infinite"),
+        ("timeouts: {queue: 0}", "FILE, line 1: timeouts.queue: must be more than 0"),
+        ("retry: {attempts: 4}", "FILE, line 1: retry.attempts: must be at most 3"),
+        ("retry: {budget_share: 1.1}", "FILE, line 1: retry.budget_share: must be at most 1"),
         ("sync: {redis_url: 'http://a'}", "FILE, line 1: sync.redis_url: must start with redis://, rediss://, "),
         ("sync: {heartbeat_seconds: 3}", "FILE, line 1: sync: expire_seconds must be longer than heartbeat_seconds"),
         (
             "health: {eject_seconds: 61}",
             "FILE, line 1: health: eject_max_seconds must not be shorter than eject_seconds",
         ),
-        ("affinity: {max_blocks: 0}", "FILE, line 1: affinity.max_blocks: Input should be greater than 0"),
+        ("affinity: {max_blocks: 0}", "FILE, line 1: affinity.max_blocks: must be more than 0"),
         ("3: x", "FILE, line 1: 3: unknown setting"),
         ("null: x", "FILE: None: unknown setting"),
-        ("health: {3: x}", "FILE, line 1: health.3: Keys should be strings"),
+        ("host: 3", "FILE, line 1: host: must be text: put it in quotes"),
+        ("auth: {api_keys: [3]}", "FILE, line 1: auth.api_keys.0: must be text: put it in quotes"),
+        ("decision_headers: perhaps", "FILE, line 1: decision_headers: must be true or false"),
+        ("processes: 1.5", "FILE, line 1: processes: must be a whole number"),
+        ("log: {file: 3}", "FILE, line 1: log.file: must be the path of a file"),
+        ("models: [a]", "FILE, line 1: models: must be a table: "),
+        ("policy: {slack: [[4, 1, 1]]}", "FILE, line 1: policy.slack.0: must have 2 values at most"),
+        ("tracing: {service_name: ''}", "FILE, line 1: tracing.service_name: must not be empty"),
+        (
+            "timeouts: {queue: 5m}",
+            "FILE, line 1: timeouts.queue: must be a number without a unit: times are in seconds",
+        ),
+        ("limits: {body_bytes: 16 MiB}", "FILE, line 1: limits.body_bytes: must be a whole number without a unit: "),
+        ("health: {3: x}", "FILE, line 1: health.3: a name must be text: put it in quotes"),
     ],
 )
 def test_one_problem(text: str, problem: str, write: Write) -> None:
     (line,) = problems(write(text))
     assert line.startswith(problem)
+
+
+STRANGE: list[Any] = [
+    None,
+    True,
+    -1,
+    1.5,
+    1e30,
+    float("inf"),
+    "",
+    "x",
+    "5m",
+    [],
+    [3],
+    [[]],
+    [{}],
+    {},
+    {"a": {}},
+    {3: 3},
+]
+
+
+def paths(kind: type[BaseModel] = Settings, prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, field in kind.model_fields.items():
+        yield (*prefix, name)
+        if isinstance(field.default, BaseModel):
+            yield from paths(type(field.default), (*prefix, name))
+
+
+@pytest.mark.parametrize("path", list(paths()), ids=".".join)
+def test_no_problem_speaks_the_language_of_the_validator(path: tuple[str, ...]) -> None:
+    for value in STRANGE:
+        inner: Any = value
+        for name in reversed(path):
+            inner = {name: inner}
+        try:
+            load(None, inner)
+        except SettingsError as error:
+            for problem in error.problems:
+                assert not re.search("[Ii]nput|[Tt]uple|dictionary|valid |should|instance|class|Field", problem), (
+                    problem
+                )
 
 
 # -- the file --------------------------------------------------------------------------------------------------------
@@ -271,16 +327,23 @@ def test_one_problem(text: str, problem: str, write: Write) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("[a", "FILE, line 1, column 3: "),
-        ("a: b: c", "FILE, line 1, column 5: mapping values are not allowed here"),
+        ("[a", "FILE, line 1, column 3: a list in brackets that is not closed"),
+        ("a: b: c", "FILE, line 1, column 5: a second colon in a line"),
         ("port: 1\nhost: a\nport: 2\n", "FILE, line 3, column 1: port stands twice"),
         ("health: {fall: 1, rise: 2, fall: 3}", "FILE, line 1, column 28: fall stands twice"),
         ("a: *b", "FILE, line 1, column 4: found undefined alias; a value"),
         ("a: !!python/object:os.system {}", "FILE, line 1, column 4: could not determine a constructor"),
-        ("[a, b]: c", "FILE, line 1, column 1: found unhashable key"),
-        ("\tport: 1", "FILE, line 1, column 1: "),
-        ("[1, 2]", "FILE: expected a mapping of settings"),
-        ("just text", "FILE: expected a mapping of settings"),
+        ("[a, b]: c", "FILE, line 1, column 1: a name that is a list or a table"),
+        ("\tport: 1", "FILE, line 1, column 1: a tab, where YAML indents with blanks"),
+        ("a: {b: 1", "FILE, line 1, column 9: a table in braces that is not closed"),
+        ("port: 1\nhost a\n", "FILE, line 3, column 1: a line without a colon: "),
+        ("port: 1\n  host: a\n", "FILE, line 2, column 7: a second colon in a line, or a line that is indented"),
+        ("workers:\n  - a\n - b\n", "FILE, line 3, column 2: a line that is indented unlike those around it"),
+        ("host: 'a", "FILE, line 1, column 9: a quote that is not closed"),
+        ("port: 1\n---\nport: 2\n", "FILE, line 2, column 1: a second document begins here"),
+        ("%x\nport: 1\n", "FILE, line 2, column 1: text that belongs to no setting"),
+        ("[1, 2]", "FILE: settings are expected, each written NAME: VALUE"),
+        ("just text", "FILE: settings are expected, each written NAME: VALUE"),
         (b"\xff\xfe\x00", "FILE: not a YAML file in UTF-8"),
         (b"host: \xe9t\xe9", "FILE: not a YAML file in UTF-8"),
         ("host: a\x00b", "FILE: not a YAML file in UTF-8"),
@@ -556,9 +619,9 @@ def test_the_same_host_may_serve_on_several_ports_and_paths() -> None:
         (["serve", "--worker", "http://a", "--worker", "http://a:80"], "--worker: listed twice: http://a:80"),
         (["serve", "--worker", "gpu1"], "--worker: a worker URL starts with http:// or https://"),
         (["serve", "--worker", "http://a", "--worker", "b"], "--worker (number 2): a worker URL starts with"),
-        (["serve", "--port", "70000"], "--port: Input should be less than"),
+        (["serve", "--port", "70000"], "--port: must be at most 65535"),
         (["serve", "--redis", "http://a"], "--redis: "),
-        (["serve", "--policy", "slak"], "--policy: Input should be 'work', 'slack', 'power_of_two', 'least_loaded' or"),
+        (["serve", "--policy", "slak"], "--policy: must be 'work', 'slack', 'power_of_two', 'least_loaded' or"),
         (["check-config"], "the settings are right, but serve would refuse them: no workers"),
         (["check-config", "--worker", "http://u:p@a"], "--worker: a worker URL must not carry a user"),
         (["serve", "--config", "/none.yaml"], "/none.yaml: No such file or directory"),

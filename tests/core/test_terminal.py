@@ -99,6 +99,28 @@ def test_a_fleet_at_a_glance() -> None:
     assert "1,234 s of prefill saved" in text
 
 
+def test_between_its_parts_is_one_empty_line_and_none_elsewhere() -> None:
+    found = [{"code": "working", "level": "note", "text": "Affinity works."}]
+    for view in (
+        View("http://a", trouble="no answer"),
+        View("http://a", trouble="needs the admin key", workers=[worker()], requests=4.0),
+        View("http://a", state(worker())),
+        View("http://a", state(worker(), findings=found, decisions=[decision("r", 1.0)])),
+    ):
+        text = shown(view)
+        assert text.strip("\n") == text
+        assert "\n\n\n" not in text
+    assert text.count("\n\n") == 4
+
+
+@pytest.mark.parametrize("height", range(1, 24))
+def test_no_more_lines_than_the_screen_has(height: int) -> None:
+    many = [decision(f"r{number}", float(number)) for number in range(30)]
+    found = lines([View("http://a", state(worker(), decisions=many))], PLAIN, 80, height)
+    assert len(found) <= height
+    assert sum(line.endswith(f"r{29 - number}") for number, line in enumerate(found[9:])) == max(0, height - 10)
+
+
 def test_replicas_that_hear_of_each_other_count_a_request_once_and_deaf_ones_add_up() -> None:
     heard = [worker(in_flight={"local": 2, "all": 5}), worker(in_flight={"local": 3, "all": 5})]
     assert "5/8" in shown(*[View(f"http://{n}", state(row)) for n, row in enumerate(heard)])
