@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 KB = 1024
 
@@ -111,7 +112,17 @@ def order(names: list[str], turn: int) -> list[str]:
     return names[start:] + names[:start]
 
 
-def another_round(done: int, plan: Plan, elapsed_seconds: float) -> bool:
+class Bounded(Protocol):
+    """A plan of rounds: how many are wanted at most, and how many minutes they may take together."""
+
+    @property
+    def rounds(self) -> int: ...
+
+    @property
+    def minutes(self) -> float: ...
+
+
+def another_round(done: int, plan: Bounded, elapsed_seconds: float) -> bool:
     """Whether a further round is wanted and fits in the time, given what the rounds so far took."""
     if done >= plan.rounds:
         return False

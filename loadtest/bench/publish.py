@@ -13,12 +13,12 @@ END = "<!-- bench: end -->"
 PICTURE = "performance.png"
 
 
-def replaced(page: str, text: str) -> str:
-    """The page with new text between the markers; raises ValueError when it has none."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
+def replaced(page: str, text: str, first: str = BEGIN, last: str = END) -> str:
+    """The page with new text between two markers; raises ValueError when it has not both."""
+    before, begin, rest = page.partition(first)
+    _, end, after = rest.partition(last)
     if not begin or not end:
-        raise ValueError(f"no {BEGIN} ... {END} in the page")
+        raise ValueError(f"no {first} ... {last} in the page")
     return f"{before}{begin}\n\n{text}\n\n{end}{after}"
 
 

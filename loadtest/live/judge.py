@@ -19,18 +19,20 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One reading: the workers' counters, CPU time of everything the run started and of the machine, in seconds."""
+    """One reading: the workers' counters, and CPU seconds of all that the run started, its workers, the machine."""
 
     at: float
     workers: tuple[Counters, ...]
     own_cpu: float
+    worker_cpu: float
     machine_cpu: float
     cores: int
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One run. Times in wall seconds; `cpu` and `machine` are shares of all cores, of the run and of everybody.
+    """One run. Times in wall seconds; `cpu`, `worker_cpu` and `machine` are shares of all cores: of the run, of its
+    workers alone, and of everybody.
 
     `spread`: tokens computed by the busiest worker over the mean of all.
     """
@@ -44,10 +46,11 @@ class Figures:
     hit: float
     spread: float
     cpu: float
+    worker_cpu: float
     machine: float
 
 
-SHOWN = ("ttft_mean", "ttft_p90", "ttft_p99", "end_mean", "hit", "spread", "cpu", "machine")
+SHOWN = ("ttft_mean", "ttft_p90", "ttft_p99", "end_mean", "hit", "spread", "cpu", "worker_cpu", "machine")
 
 
 def measured(seen: Iterable[Seen], before: Moment, after: Moment) -> list[Seen]:
@@ -76,6 +79,7 @@ def judge(seen: Sequence[Seen], before: Moment, after: Moment) -> Figures:
         hit=sum(hits) / max(1.0, sum(looked_up)),
         spread=max(computed) * len(computed) / max(1.0, sum(computed)),
         cpu=(after.own_cpu - before.own_cpu) / time,
+        worker_cpu=(after.worker_cpu - before.worker_cpu) / time,
         machine=(after.machine_cpu - before.machine_cpu) / time,
     )
 

@@ -17,6 +17,8 @@ WARM_SHARE = 0.35
 # What starting and ending a system, and waiting for its last answers, takes beside the load itself.
 OVERHEAD_SECONDS = 12.0
 LEAST_SECONDS = 4.0
+# More rounds than fit into any time that is asked for.
+UNLIMITED = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,15 @@ class Plan:
                 f"at least {least:g}"
             )
         return replace(self, wall_seconds=each)
+
+    def repeated(self, seconds: float) -> Plan:
+        """The same plan with so long a load for each system and as many rounds as its minutes allow.
+
+        Raises ValueError for a load that is too short to mean anything.
+        """
+        if seconds < LEAST_SECONDS:
+            raise ValueError(f"--seconds {seconds:g} is too little: at least {LEAST_SECONDS:g}")
+        return replace(self, wall_seconds=seconds, rounds=UNLIMITED)
 
     def worker(self) -> SimConfig:
         """One simulated worker."""

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import httpx
 
 from loadtest.bench import proc
 from loadtest.live.judge import Counters, Moment
+from loadtest.live.systems import Running
 
 _LOOKED_UP = "vllm:prefix_cache_queries_total"
 _HIT = "vllm:prefix_cache_hits_total"
 
 
-async def moment(client: httpx.AsyncClient, workers: tuple[str, ...], at: float) -> Moment:
+async def moment(client: httpx.AsyncClient, system: Running, at: float) -> Moment:
     """A reading now; `at` is what it is filed under."""
-    counters = await asyncio.gather(*(_counters(client, url) for url in workers))
-    own = sum(one.ticks for one in proc.cpu_of(proc.tree_of([os.getpid()])).values()) / 1e9
-    return Moment(at, tuple(counters), own, _machine_cpu(), os.cpu_count() or 1)
+    counters = await asyncio.gather(*(_counters(client, url) for url in system.workers))
+    own, workers = _cpu(proc.tree_of([os.getpid()])), _cpu(system.worker_pids)
+    return Moment(at, tuple(counters), own, workers, _machine_cpu(), os.cpu_count() or 1)
+
+
+def _cpu(pids: Iterable[int]) -> float:
+    return sum(one.ticks for one in proc.cpu_of(pids).values()) / 1e9
 
 
 async def _counters(client: httpx.AsyncClient, url: str) -> Counters:

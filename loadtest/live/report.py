@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from loadtest.live.judge import SHOWN, over_rounds
 from loadtest.live.plan import Plan
 from loadtest.live.run import Outcome
 from loadtest.live.systems import title
-from loadtest.report.page import facts, figures, from_markdown, page
+from loadtest.report.page import facts as fact_list
+from loadtest.report.page import figures, from_markdown, page
 from loadtest.report.plots import Bar, Point, bars, lines
 from router.replay.measure import Estimate, quantile
 
+# Between these in docs/replay.md is the latest run that was meant for it.
+BEGIN = "<!-- live: begin -->"
+END = "<!-- live: end -->"
 QUANTILES = (0.1, 0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 
 
@@ -21,17 +25,24 @@ def as_table(outcomes: Sequence[Outcome]) -> str:
     """The table in Markdown: means over rounds and their standard errors."""
     rows = [
         "| system | TTFT mean, ms | p90 | p99 | end to end mean, ms | hit share | spread | requests | errors "
-        "| CPU, run | machine |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "| CPU, run | workers | machine |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for outcome in outcomes:
         found = over_rounds(outcome.rounds)
         cells = [_milliseconds(found[name]) for name in ("ttft_mean", "ttft_p90", "ttft_p99", "end_mean")]
         cells += [f"{found['hit'].mean:.1%}", f"{found['spread'].mean:.2f}"]
         cells += [str(sum(one.requests for one in outcome.rounds)), str(sum(one.errors for one in outcome.rounds))]
-        cells += [f"{found['cpu'].mean:.0%}", f"{found['machine'].mean:.0%}"]
+        cells += [f"{found[name].mean:.0%}" for name in ("cpu", "worker_cpu", "machine")]
         rows.append(f"| {title(outcome.name)} | {' | '.join(cells)} |")
     return "\n".join(rows)
+
+
+def as_text(facts: Mapping[str, str], outcomes: Sequence[Outcome]) -> str:
+    """What documentation shows: where and how it was measured, and the table."""
+    return "\n".join(
+        ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in facts.items()), "", as_table(outcomes)]
+    )
 
 
 def _milliseconds(value: Estimate) -> str:
@@ -87,7 +98,7 @@ def as_html(plan: Plan, outcomes: Sequence[Outcome]) -> str:
     )
     return page(
         "Routers before simulated workers",
-        [facts(said(plan, outcomes)), figures(plots), from_markdown(as_table(outcomes))],
+        [fact_list(said(plan, outcomes)), figures(plots), from_markdown(as_table(outcomes))],
     )
 
 

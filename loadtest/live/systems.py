@@ -26,10 +26,11 @@ CONFIG = "timeouts: {drain_delay: 0, drain: 1}\n"
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """Where requests go, and where the workers' own counters are."""
+    """Where requests go, where the workers' own counters are, and the processes that they are in."""
 
     port: int
     workers: tuple[str, ...]
+    worker_pids: tuple[int, ...]
 
 
 def title(name: str) -> str:
@@ -52,16 +53,18 @@ def running(name: str, plan: Plan, cache: Path) -> Iterator[Running]:
     """One system, ready, with empty caches; everything ends with the context. Raises RuntimeError."""
     with tempfile.TemporaryDirectory(prefix="live-") as directory, ExitStack() as stack:
         os.chmod(directory, 0o711)  # nginx, started as root, works as another user
-        workers = stack.enter_context(_workers(plan))
+        processes = stack.enter_context(_workers(plan))
+        workers = [url for process in processes for url in process.urls]
+        pids = [process.pid for process in processes]
         if name in POLICIES:
             port = _ours(name, Path(directory), workers, stack)
         else:
             port = _peer(name, Path(directory), cache, workers, stack)
-        yield Running(port, tuple(workers))
+        yield Running(port, tuple(workers), tuple(pids))
 
 
 @contextmanager
-def _workers(plan: Plan) -> Iterator[list[str]]:
+def _workers(plan: Plan) -> Iterator[list[SimProcess]]:
     count = min(WORKER_PROCESSES, plan.workers)
     shares = [plan.workers // count + (number < plan.workers % count) for number in range(count)]
     processes = [SimProcess(plan.worker(), count=share) for share in shares]
@@ -71,7 +74,7 @@ def _workers(plan: Plan) -> Iterator[list[str]]:
             process.launch()
         for process in processes:
             process.wait_ready()
-        yield [url for process in processes for url in process.urls]
+        yield processes
 
 
 def _ours(policy: str, directory: Path, workers: Sequence[str], stack: ExitStack) -> int:

@@ -7,13 +7,16 @@ from dataclasses import replace
 
 import pytest
 
+from loadtest.bench.plan import another_round
+from loadtest.bench.publish import replaced
+from loadtest.fleet import ROOT
 from loadtest.live import prompts
 from loadtest.live.__main__ import main
 from loadtest.live.judge import Counters, Figures, Moment, judge, measured, over_rounds
 from loadtest.live.plan import LEAST_SECONDS, Plan, shortened, traffic
 from loadtest.live.player import Seen
 from loadtest.live.readings import busy_ticks, total
-from loadtest.live.report import as_html, as_json, as_table
+from loadtest.live.report import BEGIN, END, as_html, as_json, as_table, as_text
 from loadtest.live.run import Outcome
 from loadtest.live.systems import NAMES
 from router.replay.generate import generate
@@ -69,7 +72,7 @@ def test_rounds_of_a_trace_take_one_piece_behind_the_other() -> None:
 
 
 def moment(at: float, *workers: tuple[float, float], own: float = 0.0) -> Moment:
-    return Moment(at, tuple(Counters(*worker) for worker in workers), own, 2 * own, 2)
+    return Moment(at, tuple(Counters(*worker) for worker in workers), own, own / 2, 2 * own, 2)
 
 
 BEFORE = moment(1.0, (100.0, 0.0), (0.0, 0.0))
@@ -85,7 +88,7 @@ def test_figures_are_of_what_arrived_between_the_readings() -> None:
     assert (found.ttft_mean, found.ttft_p90, found.end_mean) == (1.0, 1.5, 2.5)
     assert found.hit == 200 / 600
     assert found.spread == 300 * 2 / 400
-    assert (found.cpu, found.machine) == (0.25, 0.5)
+    assert (found.cpu, found.worker_cpu, found.machine) == (0.25, 0.125, 0.5)
 
 
 def test_a_run_without_an_answer_has_no_figures() -> None:
@@ -94,8 +97,8 @@ def test_a_run_without_an_answer_has_no_figures() -> None:
 
 
 def test_reports_name_every_system_with_means_and_errors() -> None:
-    one = Figures(10, 1, 0.1, 0.2, 0.3, 1.0, 0.9, 1.5, 0.2, 0.4)
-    other = Figures(20, 0, 0.3, 0.4, 0.5, 2.0, 0.7, 1.7, 0.2, 0.4)
+    one = Figures(10, 1, 0.1, 0.2, 0.3, 1.0, 0.9, 1.5, 0.2, 0.1, 0.4)
+    other = Figures(20, 0, 0.3, 0.4, 0.5, 2.0, 0.7, 1.7, 0.2, 0.1, 0.4)
     outcomes = [Outcome(name, [one, other], [Seen(0.0, 0.1, 1.0, True)]) for name in NAMES]
     assert over_rounds([one, other])["ttft_mean"].mean == pytest.approx(0.2)
     table = as_table(outcomes).splitlines()
@@ -106,6 +109,11 @@ def test_reports_name_every_system_with_means_and_errors() -> None:
     assert set(shown["systems"]) == set(NAMES)
     assert shown["systems"]["vllm"]["mean"]["hit"]["mean"] == pytest.approx(0.8)
     assert "vllm-router 0.1.17, cache_aware" in as_html(Plan(), outcomes)
+    text = as_text({"date": "today"}, outcomes)
+    assert "| date | today |" in text
+    assert text.endswith("\n".join(table))
+    # Where it goes: the page has a place for it.
+    assert text in replaced((ROOT / "docs" / "replay.md").read_text(), text, BEGIN, END)
 
 
 def test_readers_of_expositions_and_of_the_machine() -> None:
@@ -125,3 +133,13 @@ def test_too_few_minutes_are_refused_with_the_least_that_is_enough() -> None:
     with pytest.raises(ValueError, match=r"2 rounds of 5 systems: at least 2\.7$"):
         plan.fitted(5)
     assert replace(plan, minutes=2.7).fitted(5).wall_seconds >= LEAST_SECONDS
+
+
+def test_a_plan_of_long_loads_has_as_many_rounds_as_the_minutes_allow() -> None:
+    plan = Plan(minutes=10.0).repeated(30.0)
+    assert plan.wall_seconds == 30.0
+    assert another_round(0, plan, 0.0)
+    assert another_round(3, plan, 449.0)
+    assert not another_round(3, plan, 451.0)
+    with pytest.raises(ValueError, match="at least 4"):
+        Plan().repeated(3.9)
