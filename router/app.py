@@ -151,6 +151,7 @@ class Router:
             self.sender[:8],
             self.verdicts.ledger_of,
             self.tenancy.prepare,
+            self.verdicts.emptied_at,
         )
         self.control = create_control(context)
         self.siblings = Siblings(member, self.control) if member else None

@@ -71,3 +71,5 @@ class ControlContext:
     ledger_of: Callable[[Worker], Ledger] = field(default=lambda worker: Ledger())
     # What becomes of a tenant's prompt and body before a worker is chosen; raises BadRequest.
     prepare: Callable[[str, Prompt, bytes], bytes] = field(default=lambda tenant, prompt, body: body)
+    # The last epoch of each that began because its cache was found to be empty.
+    emptied_at: Callable[[Worker], float | None] = field(default=lambda worker: None)

@@ -112,10 +112,12 @@ def _fleet(view: View) -> Iterator[Finding]:
 
 
 def _mixed(view: View) -> Iterator[Finding]:
-    # The router has no labels of what engines declare, only what it made of them, which is what is compared.
+    # The router has no labels of what engines declare, only what it made of them, which is what is compared. Of those
+    # that declare nothing it knows nothing.
     facts = [
         Facts(worker.id, models=tuple(worker.models), profile=worker.profile, metrics=MetricsFacts(cache_labels={}))
         for worker in view.workers
+        if worker.profile.enabled is not None
     ]
     yield from compare(facts)
 

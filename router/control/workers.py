@@ -92,6 +92,8 @@ def describe(context: ControlContext, worker: Worker) -> dict[str, Any]:
         # Epoch 0 means that nobody has seen the worker start.
         "epoch": worker.epoch or None,
         "epoch_age_seconds": round(max(0.0, time.time() - worker.epoch), 1) if worker.epoch else None,
+        "epoch_from": _source(context, worker),
+        "emptied": int(context.metrics.emptied.values.get((worker.id,), 0)),
         "cache": {
             "enabled": profile.enabled,
             "block_size": profile.block_size,
@@ -106,6 +108,15 @@ def describe(context: ControlContext, worker: Worker) -> dict[str, Any]:
         "ejections": worker.ejections,
         "engine": {"running": facts.running, "waiting": facts.waiting},
     }
+
+
+def _source(context: ControlContext, worker: Worker) -> str | None:
+    """How the last epoch was found out: by hits that failed here, the engine's start time, or as somebody saw it."""
+    if not worker.epoch:
+        return None
+    if worker.epoch == context.emptied_at(worker):
+        return "emptied"
+    return "start" if worker.epoch == worker.facts.started else "seen"
 
 
 def _hits(ledger: Ledger) -> dict[str, Any]:

@@ -102,6 +102,10 @@ class Verdicts:
         """The worker's account of predictions."""
         return self._account(worker).ledger
 
+    def emptied_at(self, worker: Worker) -> float | None:
+        """The worker's last epoch that began because its cache was found to be empty."""
+        return self._account(worker).emptied_at
+
     # -- answers -------------------------------------------------------------------------------------------
 
     def join(self, record: DecisionRecord, placement: Placement, usage: Usage | None) -> None:

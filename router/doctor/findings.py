@@ -53,12 +53,12 @@ def diagnose(facts: Facts, judgement: Judgement | None) -> tuple[Finding, ...]:
 
 def compare(fleet: Sequence[Facts]) -> tuple[Finding, ...]:
     """What does not fit together among workers of one model."""
-    kinds: dict[str, dict[tuple[bool | None, int, int], list[str]]] = defaultdict(lambda: defaultdict(list))
+    kinds: dict[str, dict[tuple[bool, int, int], list[str]]] = defaultdict(lambda: defaultdict(list))
     for facts in fleet:
         if facts.labels is not None:
             profile = facts.profile
             for model in facts.models:
-                kinds[model][(profile.enabled, profile.block_size, profile.unit)].append(facts.url)
+                kinds[model][(profile.enabled is not False, profile.block_size, profile.unit)].append(facts.url)
     return tuple(
         Finding(
             "mixed_fleet",
@@ -79,8 +79,8 @@ def exit_code(findings: Iterable[Finding]) -> int:
     return 2 if Level.UNREACHABLE in levels else int(Level.PROBLEM in levels)
 
 
-def _cut(enabled: bool | None, block: int, unit: int) -> str:
-    return "caching off" if enabled is False else f"blocks of {block:,} tokens, hits on every {unit:,}"
+def _cut(enabled: bool, block: int, unit: int) -> str:
+    return f"blocks of {block:,} tokens, hits on every {unit:,}" if enabled else "caching off"
 
 
 # -- the worker ------------------------------------------------------------------------------------------------

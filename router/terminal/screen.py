@@ -153,7 +153,7 @@ def _worker_row(rows: Sequence[Json], style: Style) -> list[str]:
         _share(reported, prompt),
         _share(predicted, prompt),
         f"{int(first['blocks']):,}",
-        "off" if not cache["enabled"] else _short(cache["capacity_tokens"]),
+        "off" if cache["enabled"] is False else _capacity(cache),
         _age(first["epoch_age_seconds"]),
         plain(models[0] if models else "none", 40) + more,
     ]
@@ -167,6 +167,12 @@ def _bar(load: int, slots: int) -> str:
 
 def _share(part: int, whole: int) -> str:
     return f"{100 * part / whole:.0f} %" if whole else "-"
+
+
+def _capacity(cache: Json) -> str:
+    """Tokens that it is taken to hold, with a mark where that is not what it declares."""
+    declared, learned = cache["capacity_tokens"], cache.get("learned_capacity_tokens")
+    return _short(declared) if learned in (None, declared) else f"~{_short(learned)}"
 
 
 def _short(tokens: object) -> str:

@@ -243,6 +243,7 @@ class _Probe:
                 profile=self._profile(metrics, begun=begun),
                 running=metrics.running,
                 waiting=metrics.waiting,
+                started=metrics.started,
                 cache_queries=metrics.cache_queries,
                 cache_hits=all_hits(metrics),
             ),

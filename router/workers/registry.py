@@ -38,6 +38,8 @@ class Facts:
     profile: CacheProfile = field(default_factory=CacheProfile)
     running: int | None = None
     waiting: int | None = None
+    # When its process started, as Unix time, if its metrics say so.
+    started: float | None = None
     # Counters of vLLM's prefix cache, in tokens.
     cache_queries: float | None = None
     cache_hits: float | None = None

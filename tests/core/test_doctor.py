@@ -149,6 +149,8 @@ def test_a_flat_probe_is_a_problem_if_it_is_sure() -> None:
 def test_workers_of_one_model_are_compared() -> None:
     off = facts(PLAIN | {"enable_prefix_caching": "False"})
     assert codes(compare([facts(PLAIN), off])) == {"mixed_fleet": Level.PROBLEM}
+    unsaid = facts({name: value for name, value in PLAIN.items() if name != "enable_prefix_caching"})
+    assert compare([facts(PLAIN), unsaid]) == ()
     assert compare([facts(PLAIN), facts(PLAIN), facts(None)]) == ()
     assert compare([facts(PLAIN), facts(HYBRID, models=("other",))]) == ()
 

@@ -167,6 +167,8 @@ def test_replicas_that_do_not_hear_each_other() -> None:
 def test_workers_of_one_model_that_cache_differently() -> None:
     assert "mixed_fleet" in found([], worker(), worker("w2", profile=COARSE))
     assert "mixed_fleet" not in found([], worker(), worker("w2"), worker("w3", profile=COARSE, model="other"))
+    # One that declares nothing is only assumed to be as it is.
+    assert "mixed_fleet" not in found([], worker(profile=COARSE), worker("w2", profile=CacheProfile()))
 
 
 def test_refusals_are_counted() -> None:

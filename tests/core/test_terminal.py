@@ -121,6 +121,21 @@ def test_no_more_lines_than_the_screen_has(height: int) -> None:
     assert sum(line.endswith(f"r{29 - number}") for number, line in enumerate(found[9:])) == max(0, height - 10)
 
 
+@pytest.mark.parametrize(
+    ("cache", "shown_as"),
+    [
+        ({"enabled": True, "capacity_tokens": 131_072, "learned_capacity_tokens": 131_072}, "131.1k"),
+        ({"enabled": True, "capacity_tokens": 131_072, "learned_capacity_tokens": 98_000}, "~98.0k"),
+        ({"enabled": None, "capacity_tokens": None, "learned_capacity_tokens": 98_000}, "~98.0k"),
+        ({"enabled": None, "capacity_tokens": None, "learned_capacity_tokens": None}, "-"),
+        ({"enabled": False, "capacity_tokens": 131_072, "learned_capacity_tokens": None}, "off"),
+    ],
+)
+def test_what_a_worker_holds_is_marked_where_it_was_learned(cache: Json, shown_as: str) -> None:
+    (line,) = [one for one in shown(View("http://a", state(worker(cache=cache)))).splitlines() if "905487f1" in one]
+    assert line.split()[9] == shown_as
+
+
 def test_replicas_that_hear_of_each_other_count_a_request_once_and_deaf_ones_add_up() -> None:
     heard = [worker(in_flight={"local": 2, "all": 5}), worker(in_flight={"local": 3, "all": 5})]
     assert "5/8" in shown(*[View(f"http://{n}", state(row)) for n, row in enumerate(heard)])

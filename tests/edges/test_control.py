@@ -160,6 +160,8 @@ async def test_a_worker_is_shown_with_all_that_is_known_of_it() -> None:
         "slots": 8,
         "models": [{"name": "m", "window": 32_000, "parent": None}],
         "epoch": worker.epoch,
+        "epoch_from": "seen",
+        "emptied": 0,
         "cache": {
             "enabled": True,
             "block_size": 32,

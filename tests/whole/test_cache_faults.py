@@ -162,6 +162,7 @@ def test_a_cache_emptied_without_a_restart_is_noticed_by_all_replicas(build: Bui
                 break
     worker = rig.worker_ids[0]
     epoch = row(two, worker)["epoch"]
+    assert row(two, worker)["epoch_from"] == "start"
     httpx.post(rig.workers[0].url + "/reset_prefix_cache", trust_env=False, timeout=10)
     lost = [talk.ask() for talk in talks[:3]]
     assert {record["verdict"] for record in lost} == {"fell_short"}
@@ -172,6 +173,8 @@ def test_a_cache_emptied_without_a_restart_is_noticed_by_all_replicas(build: Bui
                 break
         assert [matched(router, talk.body) for talk in talks[3:]] == [0] * 4
     assert total(one.metrics(), "router_emptied_caches_total", worker=worker) == 1
+    found = [(row(router, worker)["epoch_from"], row(router, worker)["emptied"]) for router in rig.routers]
+    assert found == [("emptied", 1), ("seen", 0)]
     # What was computed since the first of them is still known where that was seen.
     assert all(matched(one, talk.body) for talk in talks[:3])
     again = [talk.ask() for talk in talks]

@@ -118,6 +118,50 @@ def test_it_loads_and_shows_the_fleet(browser: Browser, router: RouterProcess) -
         assert visit.errors == []
 
 
+def test_it_says_how_much_a_worker_holds_since_when_and_who_says_so(browser: Browser, router: RouterProcess) -> None:
+    with Visit(browser, router.url) as visit:
+        page = visit.shown()
+        heads = page.locator("#fleet-head th").all_inner_texts()
+        row = page.locator("#fleet tr").first.locator("td")
+        assert row.nth(heads.index("Cache holds")).inner_text().endswith("tokens\nas declared")
+        assert row.nth(heads.index("Cache since")).inner_text().endswith("s\nits start")
+        sources = page.locator("#sources")
+        assert not sources.locator("dl").is_visible()
+        page.get_by_text("Where these figures come from").click()
+        sources.locator("dl").wait_for()
+        named = sources.locator("dt").all_inner_texts()
+        assert [name for name in named if not any(head.startswith(name) for head in heads)] == []
+        assert visit.errors == []
+
+
+def test_a_capacity_that_was_learned_and_a_cache_that_was_found_empty_are_told(
+    browser: Browser, router: RouterProcess
+) -> None:
+    with Visit(browser, router.url) as visit:
+        page = visit.shown()
+        said = page.evaluate(
+            """() => {
+              const cells = (worker) => [holds(worker), since(worker)].map((parts) =>
+                [parts].flat().map((part) => part instanceof Node ? part.textContent : part).filter(Boolean));
+              const cache = { capacity_tokens: 131072, learned_capacity_tokens: 98000 };
+              const life = { epoch: 1, epoch_age_seconds: 60, epoch_from: "emptied", emptied: 1 };
+              const unsaid = { capacity_tokens: null, learned_capacity_tokens: null };
+              return [
+                cells({ cache, ...life }),
+                cells({ cache: { ...cache, capacity_tokens: null }, ...life, emptied: 2 }),
+                cells({ cache: unsaid, ...life, epoch_from: "seen" }),
+                cells({ cache: unsaid, ...life, epoch: null, epoch_from: null, emptied: 0 }),
+              ];
+            }"""
+        )
+        assert said == [
+            [["98.0 k tokens", "learned, not 131 k"], ["60 s", "found empty"]],
+            [["98.0 k tokens", "learned"], ["60 s", "found empty, emptied 2×"]],
+            [["–"], ["60 s", "it was seen, emptied 1×"]],
+            [["–"], ["unknown"]],
+        ]
+
+
 def test_of_a_large_fleet_it_shows_a_part_and_all_on_request(browser: Browser, tmp_path: Path) -> None:
     with SimProcess(CONFIG, count=14) as fleet, replica(tmp_path, fleet.urls) as router:
         router.wait_ready(14)

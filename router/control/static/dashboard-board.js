@@ -29,6 +29,19 @@ function showTiles(state) {
   const judged = ["confirmed", "fell_short", "better"].filter((name) => verdicts[name]).map((name) => `${count(verdicts[name])} ${name === "better" ? "more than predicted" : words(name)}`);
   text("true-of", judged.length ? `of cached tokens; ${judged.join(", ")}` : `${count(verdicts.unknown)} answers without a report`);
 }
+const SOURCES = { start: "its start", emptied: "found empty", seen: "it was seen" };
+// How much a worker is taken to hold, and since when; below each, who says so.
+function holds(worker) {
+  const { capacity_tokens: declared, learned_capacity_tokens: learned } = worker.cache;
+  if (!known(declared) && !known(learned)) return "–";
+  const how = !known(declared) ? "learned" : !known(learned) || learned === declared ? "as declared" : `learned, not ${short(declared)}`;
+  return [`${short(learned ?? declared)} tokens`, el("br"), soft(how)];
+}
+function since(worker) {
+  if (!known(worker.epoch)) return "unknown";
+  const times = worker.emptied > 1 || (worker.emptied && worker.epoch_from !== "emptied") ? `, emptied ${worker.emptied}×` : "";
+  return [age(worker.epoch_age_seconds), el("br"), soft(SOURCES[worker.epoch_from] + times)];
+}
 function showFleet(state) {
   const tone = (worker) => worker.draining ? "warn" : worker.state === "ready" ? "good" : worker.state === "unready" || worker.state === "ejected" ? "bad" : "warn";
   const cached = (worker) => {
@@ -42,13 +55,14 @@ function showFleet(state) {
   table("fleet", "fleet-head", [
     ["Worker", (worker) => code(worker.id)],
     ["State", (worker) => el("span", { class: "pill " + tone(worker) }, (worker.draining ? "draining, " : "") + worker.state + (worker.asleep ? ", asleep" : ""))],
-    ["In flight, all replicas", (worker) => [bar(filled(worker), worker.in_flight.all < worker.slots ? "load" : "full"), soft(`${worker.in_flight.all} of ${plural(worker.slots, "slot")}, ${worker.in_flight.local} from here`)], "wide"],
+    ["In flight, all replicas", (worker) => [bar(filled(worker), worker.in_flight.all < worker.slots ? "load" : "full"), soft(`${worker.in_flight.all} of ${plural(worker.slots, "slot")}, ${worker.in_flight.local} here`)], "wide"],
     ["Prompt tokens from cache", cached, "wide"],
-    ["Model", (worker) => worker.models.join(", ") + (worker.model_count > worker.models.length ? ` and ${worker.model_count - worker.models.length} more` : "") || "–"],
-    ["Hits from", (worker) => worker.cache.enabled === false ? "cache off" : `${count(worker.cache.floor_tokens)} tokens${worker.cache.enabled ? "" : " (assumed)"}`],
-    ["Predictions", (worker) => known(worker.hits.precision) ? [`${percent(worker.hits.precision, 1)} came true`, el("br"), soft(`${percent(worker.hits.recall, 1)} foreseen`)] : "–", "slim minor"],
-    ["Cache since", (worker) => known(worker.epoch) ? age(worker.epoch_age_seconds) : "unknown"],
-    ["Engine", (worker) => known(worker.engine.running) ? `${count(worker.engine.running)} run, ${count(worker.engine.waiting)} wait` : "–", "minor"],
+    ["Model", (worker) => worker.models.join(", ") + (worker.model_count > worker.models.length ? ` and ${worker.model_count - worker.models.length} more` : "") || "–", "name"],
+    ["Hits from", (worker) => worker.cache.enabled === false ? "cache off" : [`${count(worker.cache.floor_tokens)} tokens`, el("br"), soft(worker.cache.enabled ? "" : "assumed")], "slim"],
+    ["Cache holds", holds, "slim"],
+    ["Predictions", (worker) => known(worker.hits.precision) ? [`${percent(worker.hits.precision, 1)} came true`, el("br"), soft(`${percent(worker.hits.recall, 1)} foreseen`)] : "–", "slim minor spare"],
+    ["Cache since", since, "slim"],
+    ["Engine", (worker) => known(worker.engine.running) ? [`${count(worker.engine.running)} run`, el("br"), soft(`${count(worker.engine.waiting)} wait`)] : "–", "slim minor spare"],
   ], fleet(state.workers), (worker) => worker.id);
   $("whole").hidden = state.workers.length <= FEW;
   text("whole", whole ? `Show ${FEW} of them` : `Show all ${count(state.workers.length)} workers`);

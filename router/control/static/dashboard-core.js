@@ -43,7 +43,7 @@ function table(body, head, columns, items, keyOf, kindOf) {
   const labels = columns.map(([label]) => label).join("|");
   if ($(head).dataset.labels !== labels) {
     $(head).dataset.labels = labels;
-    $(head).replaceChildren(...columns.map(([label]) => el("th", { role: "columnheader", scope: "col" }, label)));
+    $(head).replaceChildren(...columns.map(([label, , kind]) => el("th", { role: "columnheader", scope: "col", class: kind || "" }, label)));
     $(body).replaceChildren();
   }
   const old = new Map([...$(body).children].map((row) => [row.dataset.key, row]));
