@@ -335,10 +335,16 @@ def test_every_command_and_flag_is_documented(command: str) -> None:
     assert written == options(parsers()[command])
 
 
-def test_every_alert_is_explained() -> None:
+def test_every_alert_leads_to_its_own_heading_with_something_to_do() -> None:
     rules = yaml.safe_load((ROOT / "config" / "alerts.yml").read_text())["groups"][0]["rules"]
-    explained = re.findall(r"^\*\*(\w+)\.\*\*", section(page("operate.md"), "Alarms"), re.MULTILINE)
+    alarms = section(page("operate.md"), "Alarms")
+    explained = re.findall(r"^### (\w+)$", alarms, re.MULTILINE)
     assert sorted(explained) == sorted(rule["alert"] for rule in rules)
+    for rule in rules:
+        file, _, anchor = rule["annotations"]["runbook"].partition("#")
+        assert anchor == rule["alert"].lower()
+        assert anchor in anchors((ROOT / file).read_text())
+        assert len(section(alarms, rule["alert"]).split()) > 10
 
 
 # -- figures ---------------------------------------------------------------------------------------------------
@@ -375,6 +381,7 @@ def test_the_slack_table_is_that_of_the_code() -> None:
 # -- the pages themselves --------------------------------------------------------------------------------------
 
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *DOCS.glob("*.md")])
+OTHER_PAGES = sorted(path for part in ("config", "deploy", "loadtest", "tests") for path in (ROOT / part).rglob("*.md"))
 
 
 def anchors(text: str) -> set[str]:
@@ -383,7 +390,7 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*PAGES, *OTHER_PAGES], ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):
         if target.startswith("https://"):
