@@ -30,6 +30,8 @@ PIECE_COST = 512
 ODD_BYTES = 64 * 1024
 _NOTHING = Part()
 OPENINGS = {role: ROLE + role.encode() for role in ("system", "developer", "user", "assistant", "tool")}
+# What begins a message that is one string.
+STARTS: dict[str | None, bytes] = {role: opening + TEXT for role, opening in OPENINGS.items()}
 
 
 class Prefix:
@@ -80,18 +82,21 @@ class Prefix:
 
 def add_messages(prefix: Prefix, messages: Sequence[Message]) -> None:
     """Role, content, name, tools and calls, reasoning of each message."""
+    add = prefix.parts.append
     for position, message in enumerate(messages):
         if prefix.room <= 0:
             _count_messages(prefix, messages[position:])
             return
-        role = message.role or ""
-        opening = OPENINGS.get(role) or ROLE + role.encode("utf-8", "replace")
         content = memoryview(message.content)
-        if content and content[0] == QUOTE:
-            prefix.add(opening + TEXT, content[1:-1])
+        start = STARTS.get(message.role)
+        if start and content and content[0] == QUOTE and (length := len(start) + len(content) - 2) <= prefix.room:
+            # Nearly all messages are a string of a known role: as `Prefix.add`, without the call.
+            add(start)
+            add(content[1:-1])
+            prefix.size += length
+            prefix.room -= length + PIECE_COST
         else:
-            prefix.add(opening, b"")
-            add_content(prefix, message.content)
+            _add_message(prefix, message)
         if message.name is not EMPTY:
             prefix.add_field(message.name)
         if message.tools is not EMPTY:
@@ -104,6 +109,17 @@ def add_messages(prefix: Prefix, messages: Sequence[Message]) -> None:
             prefix.add_field(message.reasoning)
         if message.reasoning_content is not EMPTY:
             prefix.add_field(message.reasoning_content)
+
+
+def _add_message(prefix: Prefix, message: Message) -> None:
+    """Role and content, whatever they are."""
+    role = message.role or ""
+    opening = OPENINGS.get(role) or ROLE + role.encode("utf-8", "replace")
+    if first(message.content) == b'"':
+        prefix.add(opening + TEXT, memoryview(message.content)[1:-1])
+    else:
+        prefix.add(opening, b"")
+        add_content(prefix, message.content)
 
 
 def add_items(prefix: Prefix, raw: Raw) -> None:

@@ -25,7 +25,7 @@ FLAT_BYTES = 128 << 10
 FLAT_OBJECTS = 16_384
 # Counting takes as long as reading, so up to a size that is common only samples of a body are counted.
 COUNTED_BYTES = 1 << 20
-SAMPLES, SAMPLE_BYTES = 16, 4096
+SAMPLES, SAMPLE_BYTES = 16, 1024
 OBJECT = re.compile(rb'\{[ \t\r\n]*["}]')
 # No engine generates more; larger numbers are only a burden to whoever adds or prints them.
 MOST_TOKENS = 1 << 40
