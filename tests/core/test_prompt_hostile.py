@@ -1,4 +1,4 @@
-"""What read_prompt takes from a body beside the prompt, and what it makes of odd and hostile bodies."""
+"""What read_prompt makes of odd and hostile bodies."""
 
 from __future__ import annotations
 
@@ -7,145 +7,14 @@ import time
 import tracemalloc
 from typing import Any
 
-import httpx
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from router.errors import BadRequest
-from router.hashing import HORIZON_BYTES
-from router.prompt import MEDIA_BYTES, Form, Prompt, read_prompt
+from router.prompt import Form
 from router.prompt.reader import FLAT_OBJECTS
-
-JSON_FORMS = [form for form in Form if form is not Form.MULTIPART]
-PROMPT_FORMS = [Form.CHAT, Form.COMPLETIONS, Form.RESPONSES, Form.MESSAGES]
-fuzz = settings(max_examples=80, deadline=None)
-BOUNDARY = b"multipart/form-data; boundary=XX"
-
-
-def read(form: Form, body: Any) -> Prompt:
-    return read_prompt(form, body if isinstance(body, bytes) else json.dumps(body).encode())
-
-
-def read_any(form: Form, body: bytes) -> Prompt | None:
-    """The prompt, or nothing for a body that was refused; anything else is a failure of the test."""
-    try:
-        prompt = read_prompt(form, body, BOUNDARY)
-    except BadRequest:
-        return None
-    assert len(prompt.prefix) <= min(HORIZON_BYTES, prompt.size)
-    assert prompt.max_tokens >= 0
-    assert prompt.tokens is None or prompt.tokens >= 0
-    return prompt
-
-
-# -- fields ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("form", JSON_FORMS)
-def test_every_form_says_what_routing_needs(form: Form) -> None:
-    prompt = read(
-        form,
-        {
-            "model": "m",
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            "cache_salt": "pepper",
-            "max_tokens": 17,
-            "previous_response_id": "resp_1",
-        },
-    )
-    assert (prompt.form, prompt.model, prompt.stream, prompt.wants_usage) == (form, "m", True, True)
-    assert (prompt.salt, prompt.max_tokens) == ("pepper", 17)
-    assert prompt.previous_response == ("resp_1" if form is Form.RESPONSES else "")
-
-
-@pytest.mark.parametrize("form", JSON_FORMS)
-@pytest.mark.parametrize("body", [{}, dict.fromkeys(["model", "stream", "stream_options", "cache_salt", "max_tokens"])])
-def test_what_is_absent_or_null_has_its_plain_value(form: Form, body: dict[str, None]) -> None:
-    prompt = read(form, body)
-    assert (prompt.model, prompt.stream, prompt.wants_usage, prompt.salt, prompt.max_tokens) == (
-        "",
-        False,
-        False,
-        "",
-        0,
-    )
-    assert (prompt.prefix, prompt.previous_response) == (b"", "")
-
-
-@pytest.mark.parametrize(
-    ("body", "stream", "usage"),
-    [
-        ({"stream": False, "stream_options": {"include_usage": True}}, False, False),
-        ({"stream": True}, True, False),
-        ({"stream": True, "stream_options": None}, True, False),
-        ({"stream": True, "stream_options": {}}, True, False),
-        ({"stream": True, "stream_options": {"include_usage": False}}, True, False),
-        ({"stream": True, "stream_options": {"include_usage": None}}, True, False),
-        ({"stream": True, "stream_options": {"include_usage": "yes"}}, True, False),
-        ({"stream": True, "stream_options": ["include_usage"]}, True, False),
-        ({"stream": True, "stream_options": {"include_usage": True, "x": 1}}, True, True),
-        ({"stream": "true"}, False, False),
-        ({"stream": [True]}, False, False),
-    ],
-)
-def test_streams_and_their_usage(body: dict[str, Any], stream: bool, usage: bool) -> None:
-    prompt = read(Form.CHAT, body)
-    assert (prompt.stream, prompt.wants_usage) == (stream, usage)
-
-
-@pytest.mark.parametrize(
-    ("limits", "expected"),
-    [
-        (b'"max_tokens":5', 5),
-        (b'"max_completion_tokens":6', 6),
-        (b'"max_output_tokens":7', 7),
-        (b'"max_tokens":500,"max_completion_tokens":6', 6),
-        (b'"max_tokens":5,"max_completion_tokens":null', 5),
-        (b'"max_tokens":-5', 0),
-        (b'"max_tokens":1e400', 0),
-        (b'"max_tokens":"16"', 0),
-        (b'"max_tokens":true', 0),
-        (b'"max_tokens":[1]', 0),
-        (b'"max_tokens":' + b"9" * 30, 1 << 40),
-        (b'"max_tokens":' + b"9" * 10_000, 0),
-        (b'"max_tokens":-' + b"9" * 400, 0),
-    ],
-)
-def test_the_tokens_asked_for(limits: bytes, expected: int) -> None:
-    assert read(Form.CHAT, b"{" + limits + b"}").max_tokens == expected
-
-
-@pytest.mark.parametrize("salt", [3, ["x"], {"a": 1}, "", True])
-def test_a_salt_that_is_no_text_is_none(salt: object) -> None:
-    assert read(Form.CHAT, {"cache_salt": salt}).salt == ""
-
-
-def test_other_forms_have_a_size_but_no_prefix() -> None:
-    body = json.dumps(
-        {"model": "m", "input": ["a" * 5000, "b"], "messages": [{"role": "user", "content": "x"}]}
-    ).encode()
-    prompt = read(Form.OTHER, body)
-    assert (prompt.prefix, prompt.size, prompt.model) == (b"", len(body), "m")
-
-
-@pytest.mark.parametrize(
-    ("prompt", "tokens"),
-    [
-        ("text", None),
-        (["a", "b"], None),
-        ([1, 2, 3], 3),
-        ([[1, 2], [3]], 3),
-        ([], 0),
-        ([[]], 0),
-        (None, None),
-        ({}, None),
-    ],
-)
-def test_every_shape_of_a_completions_prompt(prompt: object, tokens: int | None) -> None:
-    assert read(Form.COMPLETIONS, {"prompt": prompt}).tokens == tokens
-
+from tests.core.prompt_hostile_rig import JSON_FORMS, PROMPT_FORMS, fuzz, read, read_any, seconds
 
 # -- what can't be routed --------------------------------------------------------------------------------------------
 
@@ -263,12 +132,6 @@ def test_a_damaged_body_gives_a_prompt_or_a_bad_request(body: dict[str, Any], at
 # -- masses ----------------------------------------------------------------------------------------------------------
 
 
-def seconds(form: Form, body: bytes) -> float:
-    start = time.process_time()
-    read_any(form, body)
-    return time.process_time() - start
-
-
 @pytest.mark.parametrize("form", JSON_FORMS)
 @pytest.mark.parametrize("opening", [b"[", b'{"content":', b'[{"content":', b'[["a",'])
 @pytest.mark.parametrize("key", [b"messages", b"input", b"prompt", b"system", b"tools", b"model", b"vendor"])
@@ -370,119 +233,3 @@ def test_no_more_objects_are_taken_apart_than_a_turn_has_time_for(size: int, thi
     body = b'{"messages":[%b]}' % b",".join([thing.encode()] * count)
     flat = read(Form.CHAT, body).prefix.startswith(b"\x05")
     assert flat == (count > FLAT_OBJECTS)
-
-
-# -- forms -----------------------------------------------------------------------------------------------------------
-
-
-def multipart(*parts: tuple[bytes, bytes], boundary: bytes = b"XX") -> bytes:
-    lines = b"".join(b"--%s\r\n%s\r\n\r\n%s\r\n" % (boundary, head, value) for head, value in parts)
-    return lines + b"--%s--\r\n" % boundary
-
-
-def field(name: bytes, value: bytes) -> tuple[bytes, bytes]:
-    return b'Content-Disposition: form-data; name="%s"' % name, value
-
-
-SOUND = (
-    b'Content-Disposition: form-data; name="file"; filename="a.wav"\r\nContent-Type: audio/wav',
-    b"\x00\r\nRIFF" * 5000,
-)
-
-
-def read_form(body: bytes, content_type: bytes = BOUNDARY) -> Prompt:
-    return read_prompt(Form.MULTIPART, body, content_type)
-
-
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
-def test_fields_are_found_before_and_behind_the_sound(order: tuple[int, ...]) -> None:
-    parts = [field(b"model", b"whisper"), field(b"stream", b"true"), SOUND]
-    prompt = read_form(multipart(*(parts[number] for number in order)))
-    assert (prompt.form, prompt.model, prompt.stream) == (Form.MULTIPART, "whisper", True)
-    assert (prompt.prefix, prompt.size) == (b"", MEDIA_BYTES)
-
-
-@pytest.mark.parametrize(
-    "head",
-    [
-        b'Content-Disposition: form-data; name="file"; filename="model"',
-        b'Content-Disposition: form-data; filename="model"; name="file"',
-        b"Content-Disposition: form-data; name=file; filename=model",
-    ],
-)
-def test_a_file_called_model_is_not_the_model(head: bytes) -> None:
-    assert read_form(multipart((head, b"not this"), field(b"model", b"whisper"))).model == "whisper"
-    assert read_form(multipart((head, b"not this"))).model == ""
-
-
-def test_what_looks_like_a_field_inside_a_file_is_not_one() -> None:
-    inside = b'\r\nContent-Disposition: form-data; name="model"\r\n\r\nfake\r\n'
-    assert read_form(multipart((SOUND[0], inside), field(b"model", b"real"))).model == "real"
-
-
-@pytest.mark.parametrize("stream", [b"true", b"True", b"1"])
-def test_a_stream_may_be_asked_for_in_words(stream: bytes) -> None:
-    assert read_form(multipart(field(b"stream", stream))).stream
-    assert not read_form(multipart(field(b"stream", b"false"))).stream
-
-
-@pytest.mark.parametrize(
-    "content_type",
-    [
-        b'multipart/form-data; boundary="XX"',
-        b"multipart/form-data; charset=utf-8; BOUNDARY=XX",
-        b"multipart/form-data;boundary=XX;charset=utf-8",
-    ],
-)
-def test_the_boundary_is_found(content_type: bytes) -> None:
-    assert read_form(multipart(field(b"model", b"m")), content_type).model == "m"
-
-
-@pytest.mark.parametrize("content_type", [b"", b"multipart/form-data", b"multipart/form-data; boundary=", b"boundary"])
-def test_a_form_without_a_boundary_is_refused(content_type: bytes) -> None:
-    with pytest.raises(BadRequest):
-        read_form(multipart(field(b"model", b"m")), content_type)
-
-
-@pytest.mark.parametrize(
-    ("body", "model"),
-    [
-        (b"", ""),
-        (b"--XX", ""),
-        (b"--XX--\r\n", ""),
-        (multipart(field(b"model", b"")), ""),
-        (multipart(field(b"model", b"  m ")), "m"),
-        (multipart(field(b"model", b"x" * 5000)), ""),
-        (multipart((b"Content-Disposition: form-data; name=model", b"m")), "m"),
-        (multipart((b"content-disposition:form-data;NAME=model", b"m")), "m"),
-        (multipart((b"X: " + b"y" * 10_000, b"z"), field(b"model", b"m")), ""),
-        (multipart(field(b"model", b"m"))[:-8], ""),
-        (multipart(field(b"model", b"\xff\xfe")), "\ufffd\ufffd"),
-        (multipart(field(b"model", b"m"), boundary=b"YY"), ""),
-        (multipart(*[field(b"other", b"x")] * 100, field(b"model", b"m")), ""),
-    ],
-)
-def test_odd_forms(body: bytes, model: str) -> None:
-    assert read_form(body).model == model
-
-
-def test_a_form_as_a_client_makes_it() -> None:
-    request = httpx.Request(
-        "POST",
-        "http://router/v1/audio/transcriptions",
-        data={"model": "openai/whisper-large-v3", "stream": "true", "language": "fr"},
-        files={"file": ("model", b"RIFF" * 10_000, "audio/wav")},
-    )
-    prompt = read_form(request.read(), request.headers["content-type"].encode())
-    assert (prompt.model, prompt.stream) == ("openai/whisper-large-v3", True)
-
-
-@fuzz
-@given(st.lists(st.sampled_from([b"--XX", b"--XX--", b"\r\n", b"\r\n\r\n", b'name="model"', b"name=", b"m", b'"'])))
-def test_any_pieces_of_a_form_give_a_prompt(pieces: list[bytes]) -> None:
-    assert read_any(Form.MULTIPART, b"".join(pieces)) is not None
-
-
-def test_a_form_of_boundaries_is_read_in_bounded_time() -> None:
-    for body in (b"--XX\r\n" * 2_000_000, b"--XX\r\n\r\n\r\n" * 1_000_000, b"\r\n--XX" * 2_000_000):
-        assert seconds(Form.MULTIPART, body) < 0.5
