@@ -10,12 +10,17 @@ import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import yaml
+
+from tests import invariants
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
@@ -34,6 +39,25 @@ class Case:
     fault: str
     seen: str
     tests: set[str] = field(default_factory=set)
+    pure: dict[str, Any] = field(default_factory=dict)
+
+
+def is_case(path: Path, name: str) -> bool:
+    """Whether a test function belongs to the catalogue."""
+    if not path.is_relative_to(TESTS):
+        return False
+    return bool(ids_of(name)) or f"{path.relative_to(TESTS).as_posix()}::{name}" in _listed()
+
+
+@cache
+def _written() -> dict[str, dict[str, dict[str, Any]]]:
+    written: dict[str, dict[str, dict[str, Any]]] = yaml.safe_load((TESTS / "data" / "catalogue.yml").read_text())
+    return written
+
+
+@cache
+def _listed() -> frozenset[str]:
+    return frozenset(test for rows in _written().values() for row in rows.values() for test in row.get("tests", ()))
 
 
 def functions() -> Iterator[tuple[str, str]]:
@@ -52,10 +76,9 @@ def ids_of(name: str) -> list[str]:
 
 def load() -> tuple[dict[str, Case], list[str]]:
     """All cases with their tests, and what is wrong with the list."""
-    written = yaml.safe_load((TESTS / "data" / "catalogue.yml").read_text())
     cases = {
-        name: Case(name, section, row["fault"], row["seen"], set(row.get("tests", ())))
-        for section, rows in written.items()
+        name: Case(name, section, row["fault"], row["seen"], set(row.get("tests", ())), row.get("pure", {}))
+        for section, rows in _written().items()
         for name, row in rows.items()
     }
     there = set()
@@ -71,29 +94,46 @@ def load() -> tuple[dict[str, Case], list[str]]:
         problems += [f"{case.id}: there is no {test}" for test in sorted(case.tests - there)]
         if not case.tests:
             problems.append(f"{case.id} has no test")
+        if any(test.startswith("core/") for test in case.tests) and not case.pure:
+            problems.append(f"{case.id}: which invariants can its pure code break, and why no others?")
     return cases, problems
 
 
-def run(cases: dict[str, Case]) -> dict[str, list[str]]:
-    """Run every test of the catalogue; the outcomes of each, one for each set of parameters."""
+def run(cases: dict[str, Case]) -> str:
+    """Run every test of the catalogue; what JUnit says of it."""
     wanted = sorted({f"tests/{test}" for case in cases.values() for test in case.tests})
     with tempfile.TemporaryDirectory() as directory:
         report = Path(directory) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-n", "2", f"--junitxml={report}", *wanted]
         subprocess.run(command, cwd=ROOT, check=False, timeout=1200)
-        return outcomes(report.read_text())
+        return report.read_text()
 
 
 def outcomes(report: str) -> dict[str, list[str]]:
-    """What a JUnit report says of each test function."""
+    """What a JUnit report says of each test function, one word for each set of parameters."""
     found: dict[str, list[str]] = {}
-    for case in ElementTree.fromstring(report).iter("testcase"):
-        file = case.attrib["classname"].removeprefix("tests.").replace(".", "/") + ".py"
-        name = case.attrib["name"].partition("[")[0]
+    for name, case in _reported(report):
         children = {child.tag for child in case}
         outcome = "failed" if children & {"failure", "error"} else "skipped" if "skipped" in children else "holds"
-        found.setdefault(f"{file}::{name}", []).append(outcome)
+        found.setdefault(name, []).append(outcome)
     return found
+
+
+def looked_at(report: str) -> dict[str, set[int]]:
+    """Which invariants were looked at after each test function."""
+    found: dict[str, set[int]] = {}
+    for name, case in _reported(report):
+        seen = found.setdefault(name, set())
+        for each in case.iter("property"):
+            if each.attrib["name"] == "invariants":
+                seen.update(map(int, each.attrib["value"].split()))
+    return found
+
+
+def _reported(report: str) -> Iterator[tuple[str, ElementTree.Element]]:
+    for case in ElementTree.fromstring(report).iter("testcase"):
+        file = case.attrib["classname"].removeprefix("tests.").replace(".", "/") + ".py"
+        yield f"{file}::{case.attrib['name'].partition('[')[0]}", case
 
 
 def verdict(case: Case, found: dict[str, list[str]]) -> str:
@@ -103,16 +143,49 @@ def verdict(case: Case, found: dict[str, list[str]]) -> str:
     return worst or f"holds ({len(seen)})"
 
 
-def table(cases: dict[str, Case], found: dict[str, list[str]]) -> str:
+def after(case: Case, looked: dict[str, set[int]]) -> str:
+    """Which invariants were looked at after the case; those that its pure code asserts stand behind."""
+    numbers = set().union(*(looked.get(test, set()) for test in case.tests))
+    said = [ranges(numbers)] if numbers else []
+    if case.pure:
+        said.append(f"pure: {ranges(case.pure['holds'])}")
+    return "; ".join(said) or "none"
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """1, 2, 3 and 5 as 1–3, 5."""
+    spans: list[list[int]] = []
+    for number in sorted(numbers):
+        if spans and spans[-1][-1] == number - 1:
+            spans[-1].append(number)
+        else:
+            spans.append([number])
+    return ", ".join(str(span[0]) if len(span) == 1 else f"{span[0]}–{span[-1]}" for span in spans)
+
+
+def table(cases: dict[str, Case], report: str) -> str:
     """The section of the page between its two marks."""
+    found, looked = outcomes(report), looked_at(report)
     lines = []
     for section, title in TITLES.items():
-        lines += [f"### {title}", "", "| id | fault | what is seen | verdict |", "| --- | --- | --- | --- |"]
+        lines += [f"### {title}", "", "| id | fault | what is seen | verdict | invariants |"]
+        lines.append("| --- | --- | --- | --- | --- |")
         for case in cases.values():
             if case.section == section:
-                lines.append(f"| {case.id} | {case.fault} | {case.seen} | {verdict(case, found)} |")
+                cells = [case.id, case.fault, case.seen, verdict(case, found), after(case, looked)]
+                lines.append(f"| {' | '.join(cells)} |")
         lines.append("")
-    return "\n".join([BEGIN, "", *lines, END])
+    lines += ["### Invariants", "", *(f"{number}. {text}" for number, text in invariants.TITLES.items()), ""]
+    lines += ["What pure code asserts of them, and why it cannot break the others:", ""]
+    for case in cases.values():
+        if case.pure:
+            lines += textwrap.wrap(
+                f"- {case.id} asserts {ranges(case.pure['holds'])}. {case.pure['others'][0].upper()}"
+                f"{case.pure['others'][1:]}.",
+                120,
+                subsequent_indent="  ",
+            )
+    return "\n".join([BEGIN, "", *lines, "", END])
 
 
 def main() -> int:
@@ -126,7 +199,7 @@ def main() -> int:
     start, end = page.index(BEGIN), page.index(END) + len(END)
     PAGE.write_text(page[:start] + made + page[end:])
     sys.stdout.write(made + "\n")
-    return int("| failed |" in made or "| not run |" in made)
+    return int(any(f"| {word} |" in made for word in ("failed", "not run", "none")))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from router.prompt import Form, Prompt, read_prompt
 
 JSON_FORMS = [form for form in Form if form is not Form.MULTIPART]
 PROMPT_FORMS = [Form.CHAT, Form.COMPLETIONS, Form.RESPONSES, Form.MESSAGES]
-fuzz = settings(max_examples=80, deadline=None)
+fuzz = settings(max_examples=80)
 BOUNDARY = b"multipart/form-data; boundary=XX"
 
 

@@ -15,7 +15,7 @@ from router.hashing import block_hashes, chain_start
 from router.prompt import Form, Prompt, read_prompt
 
 Json = dict[str, Any]
-few = settings(max_examples=50, deadline=None)
+few = settings(max_examples=50)
 START = chain_start(b"", "", "m", "")
 
 # Texts of up to some thousands of bytes from small draws, with quotes, line breaks, controls and other planes.

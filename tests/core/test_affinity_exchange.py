@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.affinity import AffinityMap, Use
@@ -72,7 +72,6 @@ def filled(events: Iterable[tuple[str, int, int, int]], index: AffinityMap | Non
     return index
 
 
-@settings(deadline=None)
 @given(served, st.integers(1, 9))
 def test_an_empty_map_takes_over_everything_with_its_age(events: list[tuple[str, int, int, int]], at_once: int) -> None:
     one, two = filled(events), empty()
@@ -86,7 +85,6 @@ def test_an_empty_map_takes_over_everything_with_its_age(events: list[tuple[str,
         assert two.match(chain(root, depth), 80.0)[worker] == one.match(chain(root, depth), 80.0)[worker]
 
 
-@settings(deadline=None)
 @given(served, served)
 def test_of_each_block_the_latest_use_counts(
     here: list[tuple[str, int, int, int]], there: list[tuple[str, int, int, int]]
@@ -105,7 +103,6 @@ def test_of_each_block_the_latest_use_counts(
     assert state(both, 80.0) == latest
 
 
-@settings(deadline=None)
 @given(served, served, st.integers(0, 60))
 def test_the_oldest_use_is_evicted_first_wherever_it_was(
     here: list[tuple[str, int, int, int]], there: list[tuple[str, int, int, int]], room: int
@@ -123,7 +120,6 @@ def test_the_oldest_use_is_evicted_first_wherever_it_was(
     assert all(used >= times[-len(kept)] - 1e-6 for used in kept.values())
 
 
-@settings(deadline=None)
 @given(served, served, st.integers(1, 60))
 def test_what_is_taken_over_expires_and_leaves_nothing(
     here: list[tuple[str, int, int, int]], there: list[tuple[str, int, int, int]], rounds: int
@@ -137,7 +133,6 @@ def test_what_is_taken_over_expires_and_leaves_nothing(
     assert not told(index, "a", 400.0)
 
 
-@settings(deadline=None)
 @given(served, st.data())
 def test_a_map_in_use_tells_all_that_stays(events: list[tuple[str, int, int, int]], data: st.DataObject) -> None:
     index = filled(events)

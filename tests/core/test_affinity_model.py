@@ -210,9 +210,9 @@ class RoomyHistories(Histories):
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestHistories.settings = settings(max_examples=40, stateful_step_count=40)
 TestRoomyHistories = RoomyHistories.TestCase
-TestRoomyHistories.settings = settings(max_examples=20, stateful_step_count=40, deadline=None)
+TestRoomyHistories.settings = settings(max_examples=20, stateful_step_count=40)
 
 
 steps = st.lists(
@@ -235,7 +235,7 @@ def play(first: AffinityMap, second: AffinityMap, steps: list[tuple[int, str, tu
     return now
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(steps, st.sampled_from([9, 15, 10_000]), st.sampled_from([None, 0, 100_000, 5_000_000, 30_000_000]))
 def test_two_replicas_that_tell_each_other_everything_agree(
     steps: list[tuple[int, str, tuple[int, ...], float]], ceiling: int, capacity: int | None
@@ -254,7 +254,7 @@ def test_two_replicas_that_tell_each_other_everything_agree(
         assert first.oldest_age(worker, now) == second.oldest_age(worker, now)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(steps, st.lists(st.tuples(workers, paths), max_size=5))
 def test_a_claim_on_one_replica_changes_nothing_on_the_other(
     steps: list[tuple[int, str, tuple[int, ...], float]], claims: list[tuple[str, tuple[int, ...]]]
@@ -273,7 +273,7 @@ def test_a_claim_on_one_replica_changes_nothing_on_the_other(
         assert first.match(hashes, now) == second.match(hashes, now)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(steps, st.lists(st.tuples(workers, paths), min_size=1, max_size=6), st.data())
 def test_withdrawn_claims_leave_what_was_there_before(
     steps: list[tuple[int, str, tuple[int, ...], float]],

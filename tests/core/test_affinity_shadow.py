@@ -338,7 +338,7 @@ senseless = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(senseless, max_size=40), st.sampled_from([None, 20_000, 200_000]))
 def test_blocks_in_no_order_at_all_leave_the_books_in_order(
     steps: list[tuple[str, int | None, list[int]]], capacity: int | None

@@ -132,7 +132,7 @@ LABEL_VALUES = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.dictionaries(st.sampled_from(LABEL_NAMES), LABEL_VALUES), st.integers(0, 1 << 21), st.integers(0, 1 << 21))
 def test_any_labels_give_a_sound_profile(labels: dict[str, str], shared: int, prompt: int) -> None:
     profile = profile_from_labels(labels)

@@ -52,14 +52,14 @@ HELD = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(PROFILES, TOKENS, TOKENS, TOKENS)
 def test_more_shared_tokens_never_resume_fewer(profile: CacheProfile, one: int, more: int, prompt: int) -> None:
     low, high = sorted((one, more))
     assert resumable(profile, low, prompt).tokens <= resumable(profile, high, prompt).tokens
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(PROFILES, TOKENS, TOKENS)
 def test_a_hit_is_whole_units_within_what_is_shared(profile: CacheProfile, shared: int, prompt: int) -> None:
     found = resumable(profile, shared, prompt)
@@ -72,7 +72,7 @@ def test_a_hit_is_whole_units_within_what_is_shared(profile: CacheProfile, share
     assert found.tokens > min(shared, prompt) - (profile.dropped + 1) * profile.unit - profile.computed - 1
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(PROFILES)
 def test_the_floor_is_tight(profile: CacheProfile) -> None:
     floor = profile.floor_tokens
@@ -80,7 +80,7 @@ def test_the_floor_is_tight(profile: CacheProfile) -> None:
     assert resumable(profile, floor - 1, floor - 1).tokens == 0
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(PROFILES, TOKENS, TOKENS, HELD)
 def test_knowing_what_is_held_never_promises_more(profile: CacheProfile, shared: int, prompt: int, held: Held) -> None:
     best = resumable(profile, shared, prompt)
@@ -97,7 +97,7 @@ def test_knowing_what_is_held_never_promises_more(profile: CacheProfile, shared:
     assert expected[found.state]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(PROFILES, TOKENS, TOKENS, TOKENS)
 def test_a_deeper_tier_never_lowers_the_credit(profile: CacheProfile, gpu: int, one: int, more: int) -> None:
     low, high = sorted((one, more))
@@ -130,7 +130,7 @@ def resumes_at(profile: CacheProfile, group: Group, part: GroupHeld, at: int) ->
     return group.kind is Kind.SLIDING_WINDOW and part.start <= at - blocks * group.block_size
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(profiles_with_parts(), st.integers(0, 14))
 def test_groups_meet_at_the_deepest_boundary_that_all_can_resume(
     case: tuple[CacheProfile, tuple[GroupHeld, ...]], units: int

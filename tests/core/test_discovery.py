@@ -201,7 +201,7 @@ label_names = st.sampled_from(["block_size", "num_gpu_blocks", "a", "z9", "slidi
 label_values = st.text(st.sampled_from('ab"\\}{,= \t#n\n\r\u00e9\u2028') | st.characters(codec="utf-8"), max_size=12)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     st.lists(st.tuples(counts, counts, counts), max_size=3),
     st.dictionaries(label_names, label_values, max_size=4),

@@ -45,7 +45,7 @@ def test_mutations(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["bodies", "streams", "sync", "answers"])
 def test_anything(name: str) -> None:
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=100)
     @given(st.binary(max_size=300), st.integers(0, 1 << 30))
     def check(data: bytes, seed: int) -> None:
         TARGETS[name](random.Random(seed), data)

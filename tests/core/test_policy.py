@@ -327,7 +327,7 @@ cases = st.tuples(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(cases, st.sampled_from(sorted(POLICIES)), st.randoms(use_true_random=False))
 def test_whatever_is_asked(case: tuple[list[int], dict[str, Match], Ask], policy: str, shuffle: random.Random) -> None:
     loads, matches, ask = case
@@ -352,7 +352,7 @@ def test_whatever_is_asked(case: tuple[list[int], dict[str, Match], Ask], policy
         assert POLICIES[policy](mixed, dict(reversed(matches.items())), ask, TABLE) == decision
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(cases)
 def test_affinity_is_a_preference_and_never_a_queue(case: tuple[list[int], dict[str, Match], Ask]) -> None:
     loads, matches, ask = case

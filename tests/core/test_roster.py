@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.affinity import AffinityMap
@@ -81,7 +81,6 @@ def score(fleet: Fleet, inquiry: Inquiry, worker: Worker) -> float:
     return terms[worker.id].score
 
 
-@settings(deadline=None)
 @given(
     st.integers(0, 1 << 32), st.integers(SMALL_FLEET + 1, 50), st.integers(0, 400), st.sampled_from(["work", "slack"])
 )

@@ -148,5 +148,5 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.cache.resident <= self.blocks
 
 
-CacheMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+CacheMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
 TestCacheMachine = CacheMachine.TestCase

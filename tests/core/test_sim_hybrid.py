@@ -269,7 +269,7 @@ SHAPES = st.builds(
 
 
 @given(SHAPES, st.lists(IDS, min_size=1, max_size=12), IDS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_hit_is_within_what_is_shared_and_never_the_whole_prompt(
     shape: HybridShape, earlier: list[list[int]], asked: list[int]
 ) -> None:
@@ -285,7 +285,7 @@ def test_a_hit_is_within_what_is_shared_and_never_the_whole_prompt(
 
 
 @given(SHAPES, st.lists(IDS, min_size=1, max_size=12), IDS, st.sampled_from(sorted(FIVE)))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_hit_is_the_intersection_never_more_than_without_one_form(
     shape: HybridShape, earlier: list[list[int]], asked: list[int], form: Form
 ) -> None:
@@ -356,12 +356,12 @@ class Requests(RuleBasedStateMachine):
         assert 0 <= self.cache.usage <= 1
 
 
-Requests.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+Requests.TestCase.settings = settings(max_examples=40, stateful_step_count=40)
 TestRequests = Requests.TestCase
 
 
 @given(SHAPES, st.integers(1, 4), st.lists(st.tuples(IDS, st.integers(0, 6), st.integers(0, 9)), max_size=25))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_request_ends_and_nothing_stays_pinned(
     shape: HybridShape, seqs: int, requests: list[tuple[list[int], int, int]]
 ) -> None:

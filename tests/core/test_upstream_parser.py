@@ -30,14 +30,14 @@ def test_every_split_point(case: Case) -> None:
         assert read_answer([case.data[:at], case.data[at:]], method=case.method) == case.expected, at
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(case=st.sampled_from(ALL), points=st.lists(st.integers(0, 400), max_size=12))
 def test_any_chunking_gives_the_same(case: Case, points: list[int]) -> None:
     pieces = cut(case.data, [point for point in points if point < len(case.data)])
     assert read_answer(pieces, method=case.method) == case.expected
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(case=st.sampled_from(ALL), edits=EDITS, points=st.lists(st.integers(0, 400), max_size=6))
 def test_damaged_answers_do_not_depend_on_chunking(
     case: Case, edits: list[tuple[str, int, bytes]], points: list[int]
@@ -48,7 +48,7 @@ def test_damaged_answers_do_not_depend_on_chunking(
     assert read_answer(bytewise(data), method=case.method) == whole
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     body=st.lists(st.binary(min_size=1, max_size=40), max_size=8),
     points=st.lists(st.integers(0, 600), max_size=12),
@@ -67,7 +67,7 @@ def test_any_body_arrives_intact(body: list[bytes], points: list[int], chunked: 
 CHUNKS = st.lists(st.binary(min_size=1, max_size=300), min_size=1, max_size=8)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(body=CHUNKS, edits=EDITS, at=st.integers(0, 10), points=st.lists(st.integers(0, 900), max_size=3))
 def test_whole_chunks_past_the_engine_change_nothing(
     body: list[bytes], edits: list[tuple[str, int, bytes]], at: int, points: list[int]

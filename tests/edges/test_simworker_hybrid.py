@@ -117,7 +117,7 @@ def test_the_router_reads_its_cache_from_its_labels(more: dict[str, Any], rule: 
 
 
 @given(st.integers(1, 60), st.integers(1, 60), st.sampled_from([2, 4, 8]), st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_what_the_router_predicts_of_a_grown_prompt_comes_true(first: int, growth: int, unit: int, older: bool) -> None:
     """With room for everything the labels alone tell what a conversation's next turn resumes."""
     release = {"version": "0.20.1", "mamba_cache_mode": "align", "held_back_units": 1} if older else {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,8 @@ import pytest
 from loadtest.fleet import NginxProcess, RedisProcess, RouterProcess, find_nginx, find_redis, replicas
 from loadtest.simworker import SimConfig
 from loadtest.simworker.process import SimProcess, start_workers
+from tests.catalogue import is_case
+from tests.invariants.replicas import REPLICAS
 
 MODEL = "sim-model"
 FAST = SimConfig(
@@ -99,6 +101,29 @@ class Builder:
             require(find_nginx(), "nginx")
             front = self._stack.enter_context(NginxProcess(self._directory, [router.port for router in routers]))
         return Rig(self._directory, processes, routers, redis, front)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _replicas() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        REPLICAS.follow(patch)
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _deployment_of_a_module_at_its_end(_replicas: None) -> Iterator[None]:
+    """Around what a module has in common, so that it is ended before."""
+    yield
+    REPLICAS.check_all()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+    """What a case leaves behind is looked at while its deployment stands."""
+    result = yield
+    if is_case(pyfuncitem.path, pyfuncitem.originalname):
+        REPLICAS.check_all()
+    return result
 
 
 @pytest.fixture

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import http.client
 import json
-import os
-import re
 import resource
 import socket
 import tempfile
@@ -23,6 +21,11 @@ import httpx
 from loadtest.fleet import NginxProcess, RedisProcess, RouterProcess, find_nginx, find_redis, replicas, until
 from loadtest.simworker import Record, SimConfig, SimProcess
 from router.workers.registry import worker_id
+from tests.invariants.answers import check_answer
+from tests.invariants.replicas import REPLICAS
+from tests.invariants.replicas import open_descriptors as open_descriptors
+from tests.invariants.replicas import samples as samples
+from tests.invariants.replicas import total as total
 from tests.whole.conftest import QUICK_HEALTH, require
 
 T = TypeVar("T")
@@ -33,8 +36,6 @@ CANARY = "canary-of-the-prompts"
 ADMIN_KEY = "canary-of-the-admin"
 AS_ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
 QUICK = {**QUICK_HEALTH, "ROUTER_TIMEOUTS__DRAIN_DELAY": "0.05", "ROUTER_AUTH__ADMIN_KEY": ADMIN_KEY}
-_SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
-_LABEL = re.compile(r'(\w+)="([^"]*)"')
 _FAST = SimConfig(
     prefill_tokens_per_second=500_000.0,
     decode_seconds_per_token=0.0005,
@@ -75,7 +76,6 @@ class Rig:
     secrets: set[str] = field(default_factory=set)
     # Replicas that were ended took their counts with them.
     countable: bool = True
-    descriptors: dict[int, int] = field(default_factory=dict)
 
     @property
     def front(self) -> str:
@@ -85,6 +85,11 @@ class Rig:
     @property
     def workers(self) -> list[SimProcess]:
         return [worker for workers in self.groups.values() for worker in workers]
+
+    @property
+    def addresses(self) -> set[str]:
+        """Where the workers are, which nobody is to learn."""
+        return {worker.url.removeprefix("http://") for worker in self.workers}
 
     def worker(self, short_id: str) -> SimProcess:
         """The process behind a worker's short id."""
@@ -104,7 +109,9 @@ class Rig:
         """One whole request; `fault` is what the worker is to do with it."""
         self.sent += 1
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return self.http.post((via or self.front) + path, content=content, headers=_headers(headers, fault))
+        answer = self.http.post((via or self.front) + path, content=content, headers=_headers(headers, fault))
+        check_answer(answer, {*self.addresses, *self.secrets})
+        return answer
 
     def chat(
         self, text: str, *, model: str, via: str | None = None, fault: Json | None = None, **more: Any
@@ -284,18 +291,6 @@ def text_of(words: str, size: int) -> str:
     return (words + " ") * (size // (len(words) + 1) + 1)
 
 
-def samples(text: str, name: str) -> Iterator[tuple[dict[str, str], float]]:
-    """The samples of one metric in an exposition."""
-    for found, labels, value in _SAMPLE.findall(text):
-        if found == name:
-            yield dict(_LABEL.findall(labels)), float(value)
-
-
-def total(text: str, name: str, **labels: str) -> float:
-    """The sum of a metric's samples that carry these labels."""
-    return sum(value for found, value in samples(text, name) if labels.items() <= found.items())
-
-
 # -- building --------------------------------------------------------------------------------------------------
 
 
@@ -346,7 +341,9 @@ class RigBuilder:
         client = httpx.Client(trust_env=False, verify=False, timeout=30, limits=httpx.Limits(max_connections=None))
         rig = Rig(self._directory, workers, routers, news, front, self._stack.enter_context(client))
         rig.acquainted()
-        rig.descriptors = {router.pid: open_descriptors(router.pid) for router in routers}
+        for router in routers:
+            REPLICAS.note(router)
+        self._stack.callback(_check_recovery, rig)
         return rig
 
     def _start_workers(self, groups: Sequence[Group]) -> dict[str, list[SimProcess]]:
@@ -363,6 +360,12 @@ class RigBuilder:
         return {
             name: [worker for process in started for worker in _views(process)] for name, started in processes.items()
         }
+
+
+def _check_recovery(rig: Rig) -> None:
+    from tests.whole.invariants import check_recovery  # which needs this module itself
+
+    check_recovery(rig)
 
 
 def _views(process: SimProcess) -> list[SimProcess]:
@@ -389,11 +392,6 @@ def raise_descriptor_limit() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < 8192:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(8192, hard), hard))
-
-
-def open_descriptors(pid: int) -> int:
-    """File descriptors that a process has open."""
-    return len(os.listdir(f"/proc/{pid}/fd"))
 
 
 def _headers(headers: dict[str, str] | None, fault: Json | None) -> dict[str, str]:

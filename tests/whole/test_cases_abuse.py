@@ -14,7 +14,6 @@ import httpx
 import pytest
 
 from loadtest.fleet import RouterProcess, until
-from tests.whole.invariants import check_descriptors
 from tests.whole.rig import CHAT, QUICK, Rig, building, chat_body, group, together, total
 
 JSON = {"content-type": "application/json"}
@@ -34,7 +33,6 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
         # What is refused for its form is counted as a request or not, as far as it could be read.
         rig.countable = False
         yield rig
-        check_descriptors(rig)
 
 
 @pytest.fixture(params=["direct", "nginx"])

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from loadtest.fleet import until
-from tests.whole.invariants import check_descriptors, check_invariants, check_log
+from tests.whole.invariants import check_invariants
 from tests.whole.rig import ADMIN_KEY, CANARY, CHAT, Json, Rig, building, chat_body, group, text_of, together
 
 CLIENT_KEY = "canary-of-a-client"
@@ -28,7 +28,6 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
             nginx=True,
         )
         yield rig
-        check_descriptors(rig)
 
 
 @pytest.fixture
@@ -328,7 +327,6 @@ def test_p95_neither_prompts_nor_keys_are_logged(rig: Rig) -> None:
             break
     for secret in (CLIENT_KEY, CANARY, ADMIN_KEY):
         assert secret not in log
-    check_log(rig, log)
 
 
 ENGINE_CONTROL = (

@@ -11,7 +11,6 @@ import pytest
 from loadtest.fleet import until
 from loadtest.simworker import SimProcess
 from router.workers.registry import worker_id
-from tests.whole.invariants import check_descriptors
 from tests.whole.rig import CHAT, Rig, building, chat_body, group, text_of, together
 
 FIRST_BYTE = 3.5
@@ -42,7 +41,6 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
             settings=SETTINGS,
         )
         yield rig
-        check_descriptors(rig)
 
 
 def wait_for(rig: Rig, model: str, state: str = "ready") -> None:

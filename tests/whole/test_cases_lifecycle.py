@@ -12,7 +12,6 @@ import httpx
 import pytest
 
 from loadtest.fleet import RouterProcess, until
-from tests.whole.invariants import check_descriptors
 from tests.whole.rig import CHAT, QUICK, Rig, building, chat_body, group, text_of
 
 # Read by the interpreter of a replica before anything else: its wall clock is wrong by what stands in a file.
@@ -31,7 +30,6 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     with building(tmp_path_factory.mktemp("lifecycle")) as build:
         rig = build(group("pair", 2, max_model_len=2_000_000, num_gpu_blocks=200_000), replica_count=2, nginx=True)
         yield rig
-        check_descriptors(rig)
 
 
 def test_l7_a_replica_that_stands_still_stops_nobody_but_its_own(rig: Rig) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from loadtest.fleet import ROOT, RouterProcess, free_port, until
-from tests.whole.invariants import check_descriptors
 from tests.whole.rig import CHAT, QUICK, Rig, building, chat_body, group, text_of
 
 WORKER_KEY = "canary-of-the-workers"
@@ -46,7 +45,6 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
         )
         rig.secrets.add(WORKER_KEY)
         yield rig
-        check_descriptors(rig)
 
 
 def reason(rig: Rig, model: str, text: str) -> str:

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from loadtest.fleet import until
-from tests.whole.invariants import check_log
+from tests.invariants.replicas import REPLICAS
 from tests.whole.rig import Rig, building, chat_body, group
 
 STALL = {"kind": "stall", "unit": "event", "after": 2, "seconds": 60}
@@ -23,7 +23,7 @@ def rig(tmp_path: Path, grace: int) -> Iterator[Rig]:
     with building(tmp_path) as build:
         rig = build(group("slow", decode_seconds_per_token=0.02), settings=settings)
         yield rig
-        check_log(rig, rig.routers[0].log.read_text())
+        REPLICAS.check(rig.routers, rig.addresses)
 
 
 def ready(rig: Rig) -> tuple[int, str]:

@@ -114,7 +114,7 @@ def test_an_address_with_the_api_path_is_told_what_to_leave_out() -> None:
     ]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.one_of(st.text(max_size=30), st.text("htps:/[]@.0123456789axf%#?\\ ", max_size=30).map("http://".__add__)))
 def test_any_text_is_an_address_or_an_error(text: str) -> None:
     try:

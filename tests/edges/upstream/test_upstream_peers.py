@@ -59,7 +59,7 @@ def agree(data: bytes, method: bytes, loop: asyncio.AbstractEventLoop) -> None:
             assert theirs.reusable or not ours.reusable
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(case=st.sampled_from(ALL), edits=EDITS)
 def test_damaged_answers(case: Case, edits: list[tuple[str, int, bytes]], idle_loop: asyncio.AbstractEventLoop) -> None:
     agree(edited(case.data, edits), case.method, idle_loop)
