@@ -39,8 +39,12 @@ def _prompt(said: Json) -> str:
     ]
     return (
         f"{said['endpoint']}, model {plain(said['model'])}, policy {said['policy']}: a prompt of {prompt['bytes']:,} "
-        f"bytes, {prompt['blocks']} blocks, {exact}{prompt['tokens']:,} tokens{''.join(', ' + word for word in extra)}."
+        f"bytes, {prompt['blocks']} blocks, {exact}{_tokens(prompt['tokens'])}{''.join(', ' + word for word in extra)}."
     )
+
+
+def _tokens(count: int) -> str:
+    return f"{count:,} token{'s' * (count != 1)}"
 
 
 def _chosen(said: Json, style: Style) -> Iterator[str]:
@@ -88,10 +92,10 @@ def _why_work(own: Json, others: Sequence[Json]) -> Iterator[str]:
     best = min(scores, key=lambda row: float(row["work"]["score"]))
     mine, theirs = float(own["work"]["score"]), float(best["work"]["score"])
     if theirs - mine < 0.5:
-        yield f"It and {best['worker']} have equally little to compute: {mine:,.0f} tokens of work."
+        yield f"It and {best['worker']} have equally little to compute: {_tokens(round(mine))} of work."
     else:
         yield (
-            f"It has the least to compute: {mine:,.0f} tokens of work against {theirs:,.0f} on {best['worker']}, "
+            f"It has the least to compute: {_tokens(round(mine))} of work against {theirs:,.0f} on {best['worker']}, "
             f"{theirs - mine:,.0f} fewer."
         )
     if own["resumable_tokens"]:

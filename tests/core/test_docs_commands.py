@@ -1,0 +1,78 @@
+"""What documentation tells people to type exists: commands, flags, scripts and modules; and the house is whole."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.core.test_docs import DOCS, OTHER_PAGES, PAGES, ROOT, options, parsers
+
+# What a script runs is where its flags are read.
+SCRIPTS = {
+    "run": ("loadtest/demo.py", "loadtest/tables.py"),
+    "bench": ("loadtest/bench",),
+    "clients": ("loadtest/clients",),
+    "fuzz": ("tests/fuzzing",),
+    "test": (),
+    "check": (),
+}
+TYPED = re.compile(rf"(python -m [\w.]+|scripts/\w+|prefix-router (?:{'|'.join(sorted(parsers()))})\b)([^\n`|]*)")
+FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
+
+
+def typed() -> Iterator[tuple[str, str, list[str]]]:
+    """(page, command, its flags) wherever a page shows one."""
+    for path in [*PAGES, *OTHER_PAGES]:
+        for command, rest in TYPED.findall(path.read_text()):
+            yield path.name, command, FLAG.findall(rest.partition("#")[0])
+
+
+def sources(*places: str) -> str:
+    files = [
+        file
+        for place in places
+        for file in ([ROOT / place] if (ROOT / place).is_file() else (ROOT / place).rglob("*.py"))
+    ]
+    return "\n".join(file.read_text() for file in files)
+
+
+def place_of(module: str) -> str:
+    found = importlib.util.find_spec(module)
+    assert found is not None
+    assert found.origin, module
+    origin = Path(found.origin)
+    return str((origin.parent if origin.name == "__init__.py" else origin).relative_to(ROOT))
+
+
+def unknown(flags: tuple[str, ...], text: str) -> list[str]:
+    """Flags that are not written there, nor made of a field's name."""
+    words = set(re.findall(r"--[a-z][\w-]*|[a-z]\w*", text))
+    return [flag for flag in flags if not {flag, flag[2:].replace("-", "_")} & words]
+
+
+COMMANDS = sorted({(page, command, tuple(flags)) for page, command, flags in typed()})
+
+
+@pytest.mark.parametrize(("page", "command", "flags"), COMMANDS)
+def test_a_command_that_is_shown_exists_with_its_flags(page: str, command: str, flags: tuple[str, ...]) -> None:
+    if command.startswith("prefix-router"):
+        assert set(flags) <= options(parsers()[command.split()[1]]), page
+    elif command.startswith("scripts/"):
+        assert (ROOT / command).is_file(), page
+        assert unknown(flags, sources(command, *SCRIPTS[command.removeprefix("scripts/")])) == [], page
+    else:
+        assert unknown(flags, sources(place_of(command.split()[-1]))) == [], page
+
+
+def test_the_house_has_every_module() -> None:
+    house = re.search(r"^    router/\n(?:    .*\n)+", (DOCS / "why.md").read_text(), re.MULTILINE)
+    assert house
+    named = set(re.findall(r"[\w]+(?:\.py|/)(?=\s|$)", house[0]))
+    parts = {path.name if path.is_file() else f"{path.name}/" for path in (ROOT / "router").iterdir()}
+    parts -= {"__init__.py", "__pycache__/", "py.typed", "router/"}
+    assert parts - named == set()
+    assert {name for name in named if (ROOT / "router" / name).exists()} == parts
