@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 
@@ -163,8 +163,8 @@ def resumable(profile: CacheProfile, shared_tokens: int, prompt_tokens: int, hel
 
     Plain attention (vLLM `find_longest_cache_hit`, which starts at prompt - 1 so that one token is left to compute):
     floor(min(shared, prompt - 1) / unit) x unit. Speculative decoding without look-ahead hashes drops `held_back`
-    units more. Hybrid with coarse blocks (seed 000): (floor(shared / block) - 1) x block, because the last whole
-    block stays open; zero under two blocks. Hybrid with checkpoints (vLLM 0.33, `HybridKVCacheCoordinator`): as plain
+    units more. Hybrid with coarse blocks: (floor(shared / block) - 1) x block, where the last whole block stays open
+    (see `proven`); zero under two blocks. Hybrid with checkpoints (vLLM 0.33, `HybridKVCacheCoordinator`): as plain
     attention, on the scheduler's block or on `prefix_match_unit`; the state lies at floor((prompt - 1) / unit) x unit.
     """
     if profile.enabled is False:
@@ -202,6 +202,22 @@ def _resumable_of_held(profile: CacheProfile, best: int, held: Held) -> Resumabi
     if hit > on_gpu:
         state = Resume.NEEDS_IO_WAIT
     return Resumability(credit, state, None, hit - credit)
+
+
+def proven(profile: CacheProfile, prompt_tokens: int, cached_tokens: int) -> CacheProfile:
+    """The profile after an answer, whose counts are the engine's own: more than an open block leaves proves it closed.
+
+    Engines before 0.33 give up the last whole block if they decode speculatively (EAGLE, MTP), and keep it if they do
+    not; their labels do not say which.
+    """
+    if profile.rule is not Rule.OPEN_BLOCK or cached_tokens <= resumable(profile, prompt_tokens, prompt_tokens).tokens:
+        return profile
+    return closed(profile)
+
+
+def closed(profile: CacheProfile) -> CacheProfile:
+    """The same cache, known to keep its last whole block."""
+    return replace(profile, rule=Rule.CHECKPOINTS) if profile.rule is Rule.OPEN_BLOCK else profile
 
 
 def checkpoint(profile: CacheProfile, prompt_tokens: int) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from router.affinity import AffinityMap, LastUse
-from router.cachemodel import CacheProfile, Rule
+from router.cachemodel import CacheProfile, Rule, closed, proven
 from router.calibration import (
     Belief,
     Cause,
@@ -58,11 +58,13 @@ class Answered:
 class Account:
     """One worker: its ledger, and the comparison with its counters."""
 
-    __slots__ = ("counters", "emptied_at", "ledger")
+    __slots__ = ("closed", "counters", "emptied_at", "ledger")
 
     def __init__(self) -> None:
         self.ledger = Ledger()
         self.counters: CounterCheck[Answered] = CounterCheck()
+        # An answer has shown that the engine keeps the last whole block, which its labels do not tell.
+        self.closed = False
         # The epoch that began because the cache was found to be empty, if that is the last one.
         self.emptied_at: float | None = None
 
@@ -138,6 +140,10 @@ class Verdicts:
                 answered = _answered(belief, placement, tokens)
                 account.counters.answered(Silent(record.at, begun, belief.predicted, answered))
             return
+        if worker.facts.profile.rule is Rule.OPEN_BLOCK and self._correct and placement.epoch == worker.epoch:
+            profile = profile_of(worker, inquiry)
+            account.closed = proven(profile, usage.prompt_tokens, usage.cached_tokens) is not profile
+            self._close_blocks(worker, account)
         account.ledger.count(verdict, belief.predicted, usage.cached_tokens)
         row.cached(belief.predicted, usage.cached_tokens)
         if verdict is _CONFIRMED and belief.predicted == 0:
@@ -229,6 +235,10 @@ class Verdicts:
         log.warning("worker %s: its cache seems to have been emptied; what it was believed to hold is forgotten",
                     worker.id)  # fmt: skip
 
+    def _close_blocks(self, worker: Worker, account: Account) -> None:
+        if account.closed:
+            self._registry.correct(worker, closed(worker.facts.profile))
+
     def _apply_capacity(self, worker: Worker, account: Account) -> None:
         """Tell the map how much of the worker's cache to remember."""
         capacity = account.ledger.capacity
@@ -242,6 +252,7 @@ class Verdicts:
     def _probed(self, worker: Worker) -> None:
         """A probe has read the worker's counters: compare them with what was predicted meanwhile."""
         account = self._account(worker)
+        self._close_blocks(worker, account)
         account.ledger.capacity.declare(worker.facts.profile.capacity_tokens)
         self._apply_capacity(worker, account)
         for finding, silents in account.counters.sampled(self._clock(), worker.facts.cache_hits):
@@ -274,6 +285,7 @@ class Verdicts:
         if account.ledger.epoch != worker.epoch:
             account.ledger.begin(worker.epoch)
             account.counters.forget()
+            account.closed = False
         return account
 
     def _tokens(self, size: int, model: str) -> int:

@@ -258,6 +258,10 @@ class Registry:
         for hook in self.hooks.learned:
             hook(worker)
 
+    def correct(self, worker: Worker, profile: CacheProfile) -> None:
+        """Replace what is known of a worker's cache; the next probe says what it declares again."""
+        worker.facts = dataclasses.replace(worker.facts, profile=profile)
+
     def set_epoch(self, worker: Worker, epoch: float) -> bool:
         """Offer an epoch; the larger wins, whoever saw it. True if it is new."""
         if not worker.epoch < epoch < math.inf:

@@ -233,3 +233,25 @@ def test_a_worker_that_is_removed_takes_its_account_along() -> None:
     bench.serve(text(1), TOKENS)
     bench.registry.remove(bench.worker)
     assert "router_hit_precision{" not in bench.metrics.render().decode()
+
+
+OPEN = CacheProfile(enabled=True, block_size=1_600, rule=Rule.OPEN_BLOCK)
+
+
+def test_an_answer_that_resumed_the_last_block_shows_that_it_is_kept() -> None:
+    bench = Bench(profile=OPEN)
+    prompt = text(1, 8_144)  # 2,036 tokens: one whole block
+    assert [bench.serve(prompt, cached).predicted_cached_tokens for cached in (0, 0, 1_600)] == [0, 0, 0]
+    bench.probe()  # the labels say the same as ever
+    found = bench.serve(prompt, 1_600)
+    assert (found.predicted_cached_tokens, found.verdict) == (1_600, "confirmed")
+    # Another life may be started with other arguments.
+    bench.registry.set_epoch(bench.worker, 2_000_000.0)
+    bench.probe()
+    assert [bench.serve(prompt, 0).predicted_cached_tokens for _ in range(2)] == [0, 0]
+
+
+def test_what_was_not_to_be_corrected_keeps_its_last_block_open() -> None:
+    bench = Bench(profile=OPEN, correct=False)
+    prompt = text(1, 8_144)
+    assert [bench.serve(prompt, cached).predicted_cached_tokens for cached in (0, 1_600, 1_600)] == [0, 0, 0]
