@@ -1,59 +1,17 @@
-"""Connections of the simulated worker: clients that leave, keep-alive, pipelining, limits; and worker processes."""
+"""Connections of the simulated worker: clients that leave, keep-alive, pipelining, limits."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import AsyncIterator
-from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
-from loadtest.simworker import Adapter, Record, SimConfig, SimProcess, SimWorker, start_workers
-from loadtest.simworker.config import parse, to_arguments
-
-ROOT = Path(__file__).resolve().parents[2]
-# 1,000 tokens a second of prefill and 50 ms a token: slow enough to be caught in the middle.
-SLOW = SimConfig(models=("base",), prefill_tokens_per_second=1000.0, decode_seconds_per_token=0.05)
-FAST = SimConfig(models=("base",), time_scale=0.0)
-
-
-def post(body: dict[str, Any], path: str = "/v1/chat/completions", extra: str = "", version: str = "1.1") -> bytes:
-    data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/{version}\r\nHost: w\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n"
-    return (head + extra + "\r\n").encode() + data
-
-
-def chat(words: int = 10, **fields: Any) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": "word " * words}], "max_tokens": 4, **fields}
-
-
-@contextlib.asynccontextmanager
-async def connected(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    try:
-        yield reader, writer
-    finally:
-        writer.close()
-        with contextlib.suppress(OSError):
-            await writer.wait_closed()
-
-
-async def response(reader: asyncio.StreamReader) -> tuple[int, bytes]:
-    """One response with a length."""
-    async with asyncio.timeout(5):
-        head = await reader.readuntil(b"\r\n\r\n")
-        length = int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0])
-        return int(head.split()[1]), await reader.readexactly(length)
-
+from loadtest.simworker import Record, SimConfig, SimWorker
+from tests.edges.simworker.life_rig import FAST, SLOW, chat, connected, post, response
 
 # -- clients that leave
 
@@ -305,123 +263,3 @@ async def test_the_state() -> None:
         await worker.until(lambda: worker.engine.running == 1)
         state = (await client.get(f"{worker.url}/sim/state")).json()
         assert (state["running"], state["waiting"], state["aborted"], state["connections"]) == (1, 0, 0, 2)
-
-
-# -- configuration
-
-
-def test_the_command_line_says_all_there_is_to_say() -> None:
-    config = SimConfig(
-        models=("a", "b"),
-        adapters=(Adapter("l", "a"),),
-        api_key="k",
-        max_model_len=1000,
-        time_scale=0.5,
-        enable_prefix_caching=False,
-        enable_prompt_tokens_details=True,
-        metrics=False,
-        max_num_queued_reqs=3,
-        mamba_cache_mode="align",
-        prefix_match_unit=32,
-    )
-    assert parse(to_arguments(config)) == config
-    assert parse([]) == SimConfig()
-
-
-@pytest.mark.parametrize("words", [["--block-size", "0"], ["--time-scale", "-1"], ["--lora", "x"], ["--nope"]])
-def test_settings_that_cannot_work(words: list[str]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "loadtest.simworker", *words], capture_output=True, cwd=ROOT, timeout=20, check=False
-    )
-    assert done.returncode == 2
-    assert done.stdout == b""
-    assert done.stderr
-
-
-# -- processes
-
-
-def call(worker: SimProcess, **fields: Any) -> dict[str, Any]:
-    body = chat(200, **fields)
-    shown: dict[str, Any] = httpx.post(f"{worker.url}/v1/chat/completions", json=body, timeout=10).json()
-    return shown
-
-
-def test_processes_start_and_end_together() -> None:
-    config = SimConfig(time_scale=0.0, enable_prompt_tokens_details=True)
-    with start_workers(2, config) as workers:
-        assert len({worker.port for worker in workers}) == 2
-        assert call(workers[0])["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
-        assert call(workers[0])["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
-        assert call(workers[1])["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
-        assert [len(worker.requests(path="/v1/chat/completions")) for worker in workers] == [2, 1]
-        pids = [worker.pid for worker in workers]
-    for pid in pids:
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
-
-
-def test_one_process_can_be_several_workers() -> None:
-    with SimProcess(SimConfig(time_scale=0.0), count=3) as fleet:
-        assert len(set(fleet.urls)) == 3
-        assert fleet.urls[0] == fleet.url
-        assert all(httpx.get(f"{url}/health").status_code == 200 for url in fleet.urls)
-
-
-async def test_waiting_for_what_does_not_come() -> None:
-    async with SimWorker(FAST) as worker:
-        with pytest.raises(TimeoutError):
-            await worker.until(lambda: worker.aborted > 0, 0.01)
-
-
-def test_a_killed_process_comes_back_empty_at_the_same_address() -> None:
-    with SimProcess(SimConfig(time_scale=0.0, enable_prompt_tokens_details=True)) as worker:
-        url = worker.url
-        born = worker.state()["started_at"]
-        call(worker)
-        worker.restart()
-        assert worker.url == url
-        assert worker.state()["started_at"] > born
-        assert call(worker)["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
-
-
-def test_a_paused_process_takes_connections_and_does_not_answer() -> None:
-    with SimProcess(SimConfig(time_scale=0.0)) as worker:
-        worker.pause()
-        with pytest.raises(httpx.ReadTimeout):
-            httpx.get(f"{worker.url}/health", timeout=0.2)
-        worker.resume()
-        assert httpx.get(f"{worker.url}/health", timeout=10).status_code == 200
-
-
-def test_scripting_a_process() -> None:
-    with SimProcess(SimConfig(time_scale=0.0)) as worker:
-        worker.add_faults({"action": {"kind": "status", "status": 500}})
-        worker.clear_faults()
-        assert "choices" in call(worker)
-        worker.reset()
-        assert worker.requests() == []
-        worker.refuse(30)
-        with pytest.raises(httpx.ConnectError):
-            call(worker)
-
-
-def test_sigterm_and_the_parents_end_both_end_it() -> None:
-    command = [sys.executable, "-m", "loadtest.simworker", "--exit-with-parent", "--count", "2"]
-    for end in ("signal", "stdin"):
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as process:
-            assert process.stdout is not None
-            assert process.stdin is not None
-            lines = [process.stdout.readline() for _ in range(2)]
-            assert all(line.startswith(b"listening http://127.0.0.1:") for line in lines)
-            assert lines[0] != lines[1]
-            if end == "signal":
-                process.send_signal(signal.SIGTERM)
-            else:
-                process.stdin.close()
-            assert process.wait(10) == 0
-
-
-def test_a_process_that_cannot_start_says_so() -> None:
-    with SimProcess(SimConfig()) as worker, pytest.raises(RuntimeError, match="did not start"):
-        SimProcess(SimConfig(port=worker.port)).start()
