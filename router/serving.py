@@ -53,6 +53,13 @@ class RouterServer(uvicorn.Server):
             await super().serve(sockets)
         finally:
             await self._router.aclose()
+            self._last_word()
+
+    def _last_word(self) -> None:
+        """What a scrape that comes too late would have said."""
+        outcomes = {outcome: int(count) for (outcome,), count in self._router.metrics.outcomes.values.items()}
+        said = ", ".join(f"{outcome} {count}" for outcome, count in outcomes.items())
+        log.info("ended after %d requests%s", sum(outcomes.values()), f": {said}" if said else "")
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         # A balancer without health checks sends requests as soon as somebody listens.

@@ -14,8 +14,11 @@ from router.errors import RouterError
 FLUSH_SECONDS: Final = 0.05
 # A batch this long is written at once; nothing is dropped.
 MAX_BATCH: Final = 500
-# Failures come in crowds; beyond this many in a batch they are only counted.
+# Failures come in crowds, and so do clients that leave; beyond this many in a batch they are only counted.
 MAX_FAILURES: Final = 20
+FAILED: Final = "failed"
+LEFT: Final = "left"
+CROWDS: Final = {FAILED: "WARNING", LEFT: "INFO"}
 NAME: Final = "router.decisions"
 
 
@@ -25,7 +28,7 @@ class DecisionLog:
     def __init__(self) -> None:
         self._logger = logging.getLogger(NAME)
         self._lines: list[tuple[float, str, str]] = []
-        self._failures = 0
+        self._crowds = {FAILED: 0, LEFT: 0}
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, record: DecisionRecord) -> None:
@@ -39,9 +42,17 @@ class DecisionLog:
         """A request ended with an error that was not its client's; a few of a crowd are written, the rest counted."""
         if not self._logger.isEnabledFor(logging.WARNING):
             return
-        self._failures += 1
-        if self._failures <= MAX_FAILURES:
+        if self._is_one_of_few(FAILED):
             self._put("WARNING", f"failed: {error.status} {error.code} request={request_id.decode('ascii')}")
+
+    def left(self, request_id: bytes, stage: str) -> None:
+        """A client left before its request had a decision, so that this is all the log says of it; few of a crowd."""
+        if self._logger.isEnabledFor(logging.INFO) and self._is_one_of_few(LEFT):
+            self._put("INFO", f"left: stage={stage} request={request_id.decode('ascii')}")
+
+    def _is_one_of_few(self, crowd: str) -> bool:
+        self._crowds[crowd] += 1
+        return self._crowds[crowd] <= MAX_FAILURES
 
     def _put(self, level: str, text: str) -> None:
         self._lines.append((time.time(), level, text))
@@ -56,9 +67,10 @@ class DecisionLog:
             self._timer.cancel()
             self._timer = None
         lines, self._lines = self._lines, []
-        if self._failures > MAX_FAILURES:
-            lines.append((time.time(), "WARNING", f"failed: {self._failures - MAX_FAILURES} more requests"))
-        self._failures = 0
+        for crowd, count in self._crowds.items():
+            if count > MAX_FAILURES:
+                lines.append((time.time(), CROWDS[crowd], f"{crowd}: {count - MAX_FAILURES} more requests"))
+            self._crowds[crowd] = 0
         handler = _stream_handler()
         if not lines or handler is None:
             return

@@ -110,6 +110,8 @@ class Entry:
         """Nobody is there any more to answer."""
         self._metrics.outcomes.inc(("client_abort",))
         self._metrics.aborts.inc((client.stage,))
+        if client.stage in ("body", "queue"):
+            self._decision_log.left(client.request_id, client.stage)
 
     def rejected(self, error: errors.RouterError) -> None:
         """A request that was refused before it was whole."""

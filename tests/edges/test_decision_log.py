@@ -114,3 +114,19 @@ async def test_a_retry_says_so_and_failures_come_counted(stream: io.StringIO) ->
     assert len(failures) == MAX_FAILURES
     assert failures[0].endswith("WARNING router.decisions: failed: 502 upstream_connect_failed request=r0")
     assert rest.endswith("failed: 7 more requests")
+
+
+async def test_clients_that_left_before_a_decision_are_named_and_crowds_of_them_counted(stream: io.StringIO) -> None:
+    log = DecisionLog()
+    for number in range(MAX_FAILURES + 3):
+        log.left(b"r%d" % number, "body")
+    log.failed(b"f", ConnectFailed("nobody there"))
+    log.flush()
+    log.left(b"later", "queue")
+    log.flush()
+    *lines, failed, rest, later = stream.getvalue().splitlines()
+    assert len(lines) == MAX_FAILURES
+    assert lines[0].endswith("INFO router.decisions: left: stage=body request=r0")
+    assert failed.endswith("request=f")
+    assert rest.endswith("INFO router.decisions: left: 3 more requests")
+    assert later.endswith("left: stage=queue request=later")

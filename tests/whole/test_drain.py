@@ -53,6 +53,7 @@ def test_readiness_goes_first_running_answers_finish_and_those_that_do_not_are_t
     assert router.wait(30) == 0
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", router.port)) != 0
+    assert router.log.read_text().endswith("INFO router: ended after 3 requests: ok 2, midstream_abort 1\n")
 
 
 @pytest.mark.parametrize("grace", [100])
