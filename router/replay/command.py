@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from router.flags import Parser
 from router.replay.catalogue import GROUPS, UnknownRule, names_of
 from router.replay.fleet import Scenario
 from router.replay.generate import KINDS
+from router.replay.holding import Hold
 from router.replay.page import as_html
 from router.replay.study import DEFAULT_REQUESTS, Plan, Workload, carry_out
 from router.replay.tables import as_json, as_text
@@ -79,6 +81,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         estimate_error=arguments.estimate_error,
         capacity_factor=arguments.capacity_factor,
         silent=arguments.silent,
+        hold=Hold(arguments.hold, arguments.hold_seconds),
     )
     return Plan(
         tuple(workloads),
@@ -189,6 +192,21 @@ def _add_faults(parser: argparse.ArgumentParser) -> None:
         default=1.0,
         metavar="FACTOR",
         help="what work believes a cache to hold, over what it holds (default 1)",
+    )
+    add(
+        "--hold",
+        type=_number(0.0),
+        default=math.inf,
+        metavar="TOKENS",
+        help="the product's policies hold requests while all workers have more than so many tokens queued "
+        "(default: never)",
+    )
+    add(
+        "--hold-seconds",
+        type=_number(0.0),
+        default=Hold().seconds,
+        metavar="S",
+        help=f"for so long at most (default {Hold().seconds:g})",
     )
     add("--silent", type=_share, default=0.0, metavar="SHARE", help="of requests that are not streamed (default 0)")
 

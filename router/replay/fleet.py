@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 
+from router.replay.holding import Gate, Hold
+from router.replay.product import ProductRule
 from router.replay.rules import Event, MakeRule, News, Rule, Setting
 from router.replay.trace import Trace
 from router.replay.worker import Engine, Job, ModelledWorker
@@ -22,7 +24,7 @@ class Scenario:
     `pace` multiplies the recorded times of arrival; think times stay. `loss` is the share of news lost, for each
     request's event and receiver. `estimate_error` is the standard deviation of the logarithm of estimated over true
     tokens, `capacity_factor` what rules believe a cache to hold over what it holds, `silent` the share of requests that
-    are not streamed.
+    are not streamed. `hold`: what makes the product's policies hold requests back, which is for ever off by default.
     """
 
     workers: int = 8
@@ -35,6 +37,7 @@ class Scenario:
     estimate_error: float = 0.0
     capacity_factor: float = 1.0
     silent: float = 0.0
+    hold: Hold = field(default_factory=Hold)
     seed: int = 0
 
 
@@ -53,6 +56,12 @@ class Fleet:
             make(Setting(scenario.engine, self.engines, replica, rng, scenario.capacity_factor))
             for replica in range(scenario.replicas)
             for rng in [random.Random(f"rule:{scenario.seed}:{replica}")]
+        ]
+        self._gates: list[Gate | None] = [
+            Gate(scenario.hold, rule, self._place, self._at)
+            if isinstance(rule, ProductRule) and scenario.hold.tokens < math.inf
+            else None
+            for rule in self.rules
         ]
         self._rng = random.Random(f"fleet:{scenario.seed}")
         self._news_rng = random.Random(f"news:{scenario.seed}")
@@ -100,6 +109,13 @@ class Fleet:
         job.arrived = now
         if self.scenario.replicas > 1:
             job.replica = self._rng.randrange(self.scenario.replicas)
+        gate = self._gates[job.replica]
+        if gate is None:
+            self._place(job, now)
+        else:
+            gate.arrive(job, now)
+
+    def _place(self, job: Job, now: float) -> None:
         job.worker = self.rules[job.replica].place(job, now)
         self._open[job.replica][job.worker][job.number] = job
         self._tell("started", job, None, now)
@@ -124,6 +140,10 @@ class Fleet:
             self._ended(job, now)
         if engine.due < math.inf:
             self._at(engine.due, partial(self._step, worker, engine.due))
+        if outcome.answered or outcome.ended:
+            for gate in self._gates:
+                if gate is not None:
+                    gate.look(now)
 
     def _answered(self, job: Job, now: float) -> None:
         self._tell("answered", job, self.rules[job.replica].answered(job, now), now)

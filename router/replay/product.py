@@ -18,6 +18,7 @@ from router.replay.trace import BYTES_PER_TOKEN, ID_TOKENS
 from router.replay.worker import Job
 from router.settings import PolicySettings, Settings
 from router.sync_work import TheirWork, told
+from router.work import ASSUMED_RATE
 from router.workers.health import State
 from router.workers.registry import Facts, Lease, Model, Registry, Worker
 from router.workers.selection import Inquiry, Placement, Selector
@@ -117,14 +118,30 @@ class ProductRule:
         if now - self._ticked >= TICK_SECONDS:
             self._ticked = now
             self.index.tick(now)
-        inquiry = self.selector.inquire(prompt_of(job))
-        placement = self.selector.place(inquiry, now)
+        placement = self.selector.place(self._inquire(job), now)
         assert placement is not None, "slots are never all taken"
-        inquiry.prompt.prefix = b""  # hashed; hundreds of KB for each request that waits
         self._placed[job.number] = placement
         job.believed = placement.lease.uncached
         job.note = placement.lease
         return self._numbers[placement.worker.id]
+
+    def least_queued(self, now: float) -> float:
+        """Tokens queued at the worker with the least of them."""
+        return min(worker.work.ahead(now) for worker in self.workers)
+
+    def service_seconds(self, job: Job, now: float) -> float:
+        """Predicted seconds of prefill, on the worker that holds the most of its prompt."""
+        inquiry = job.note = self._inquire(job)
+        held = max((match.expected for match in self.selector.matches(inquiry, now).values()), default=0)
+        rate = max(worker.work.rate for worker in self.workers) or ASSUMED_RATE
+        return max(0, inquiry.tokens - held) / rate
+
+    def _inquire(self, job: Job) -> Inquiry:
+        if isinstance(job.note, Inquiry):
+            return job.note  # it was held, and is hashed
+        inquiry = self.selector.inquire(prompt_of(job))
+        inquiry.prompt.prefix = b""  # hundreds of KB for each request that waits
+        return inquiry
 
     def answered(self, job: Job, now: float) -> object:
         self.now = now
