@@ -6,7 +6,7 @@ its own key. `now` is any clock that never goes back.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -232,10 +232,6 @@ class WorkState:
         queue = self._queues.pop(worker, None)
         if queue is not None:
             queue.reset()
-
-    def queues(self) -> Iterable[WorkQueue]:
-        """All queues."""
-        return self._queues.values()
 
     def reused(self, seconds: float, share: float) -> None:
         """A share of a prompt was held by some worker, where it was last used so many seconds ago."""

@@ -396,8 +396,3 @@ class Lease:
             hook(self.worker)
         for told in hooks.step:
             told(self, step)
-
-
-def with_models(facts: Facts, models: Mapping[str, Model]) -> Facts:
-    """The same facts with other models."""
-    return dataclasses.replace(facts, models=models)

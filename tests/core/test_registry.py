@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from router.workers.health import Event, State
-from router.workers.registry import Facts, Lease, Model, Registry, Worker, with_models, worker_id
+from router.workers.registry import Facts, Lease, Model, Registry, Worker, worker_id
 
 
 def serve(registry: Registry, worker: Worker, *models: Model | str) -> None:
@@ -87,7 +88,7 @@ def test_the_only_base_model_ignores_adapters_and_is_none_when_workers_differ(re
     assert registry.only_base_model() == "m"
     serve(registry, b, "m")
     assert registry.only_base_model() == "m"
-    registry.learn(b, with_models(b.facts, {"other": Model("other", b"{}")}))
+    registry.learn(b, replace(b.facts, models={"other": Model("other", b"{}")}))
     assert registry.only_base_model() is None
 
 
