@@ -10,28 +10,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Callable
 
 from router.affinity import AffinityMap, Delta
 from router.settings import SyncSettings
-from router.sync_codec import Envelope, Message, News, NewsKind, Refused, Row, open_envelope, read, take, uncouple
+from router.sync_codec import Envelope, Message, News, NewsKind, Refused, Row, open_envelope, read, uncouple
 from router.sync_echo import Echoes
 from router.sync_off import DROP_CAUSES, Direction, NoSync
+from router.sync_outbox import Outbox
 from router.sync_peers import Peers
 from router.sync_places import Places
 from router.sync_redis import Link, RedisLink, end
 from router.sync_resync import Resync
 from router.sync_steps import Openings, Steps
 from router.sync_train import Train
-from router.sync_work import OwnWork, TheirWork
+from router.sync_work import TheirWork
 from router.workers.registry import Lease, Registry, Step, Worker
 
 __all__ = ["DROP_CAUSES", "MAX_PEERS", "NoSync", "Sync"]
 
 MAX_PEERS = 256
-# Questions and digests that wait to be sent.
-MAX_CONTROLS = 64
 # Messages that go out in one turn of the event loop, so that a backlog leaves requests their turn.
 BURST = 8
 LEAST_BEAT_SECONDS = 0.02
@@ -66,24 +64,9 @@ class Sync(NoSync):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watching: asyncio.Task[None] | None = None
         self._peers = Peers(MAX_PEERS, settings.expire_seconds)
-        self._controls: deque[Message] = deque(maxlen=MAX_CONTROLS)
-        self._resync = Resync(
-            sender,
-            index,
-            registry,
-            self._peers,
-            clock,
-            settings.digest_seconds,
-            self.repairs,
-            self._post,
-            self._settle_epoch,
-        )
+        self._outbox = Outbox(registry, settings.max_queue)
+        self._resync = self._make_resync()
         self._warned = False
-        # What waits to be sent: deltas in order, workers whose row has changed, a complete statement once it is due.
-        self._deltas: deque[Delta] = deque()
-        self._changed: set[str] = set()
-        self._batches: deque[Message] = deque()
-        self._own_work = OwnWork(registry, settings.max_queue)
         self._their_work = TheirWork(registry, index, clock, self.dropped)
         self._statement: NewsKind = "hello"
         self._statement_due = clock()
@@ -94,6 +77,19 @@ class Sync(NoSync):
         self._linked = False
         self._was_linked = False
         self._echoes = Echoes()
+
+    def _make_resync(self) -> Resync:
+        return Resync(
+            self._sender,
+            self._index,
+            self._registry,
+            self._peers,
+            self._clock,
+            self._settings.digest_seconds,
+            self.repairs,
+            self._post,
+            self._settle_epoch,
+        )
 
     # -- what the rest of the router uses ------------------------------------------------------------------
 
@@ -120,28 +116,27 @@ class Sync(NoSync):
     @property
     def queued(self) -> int:
         """How many deltas wait to be sent."""
-        return len(self._deltas)
+        return len(self._outbox.deltas)
 
     def owned(self, delta: Delta) -> None:
         """This replica saw a worker serve a prompt."""
-        if len(self._deltas) >= self._settings.max_queue:
-            self._deltas.popleft()
+        if self._outbox.make_room():
             self.dropped["queue"] += 1
             self._train.sequence += 1  # the hole tells the others that something is missing
-        self._deltas.append(delta)
+        self._outbox.deltas.append(delta)
         if not self._soon:
             self._send_soon()
 
     def load(self, worker: Worker) -> None:
         """This replica's requests in flight on the worker have changed."""
-        self._changed.add(worker.id)
+        self._outbox.changed.add(worker.id)
         if not self._soon:
             self._send_soon()
 
     def step(self, lease: Lease, what: Step) -> None:
         """One of this replica's requests has started, was answered, or has ended."""
         if self._linked and len(self._peers):
-            self._own_work.add(lease, what)
+            self._outbox.work.add(lease, what)
             if not self._soon:
                 self._send_soon()
 
@@ -208,12 +203,11 @@ class Sync(NoSync):
         if now >= self._statement_due and self._link.ready:
             kind, self._statement = self._statement, "heartbeat"
             self._statement_due = now + self._settings.heartbeat_seconds
-            self._send(News(kind, rows=self._all_rows(), blocks=len(self._index)))
-            self._batches += self._own_work.account()
+            self._send(self._outbox.statement(kind, len(self._index), heard=len(self._peers) > 0))
         for _ in range(BURST):
             if not self._link.ready:
                 return True
-            message = self._next_message()
+            message = self._outbox.next()
             if message is None:
                 chunk = self._resync.chunk()
                 if chunk is not None:
@@ -222,24 +216,8 @@ class Sync(NoSync):
             self._send(message)
         return True
 
-    def _next_message(self) -> Message | None:
-        if self._changed or self._deltas:
-            return self._news()
-        if not self._batches:
-            self._batches += self._own_work.messages()
-        if self._batches:
-            return self._batches.popleft()
-        return self._controls.popleft() if self._controls else None
-
-    def _news(self) -> News:
-        rows = deque(row for row in map(self._row, self._changed) if row is not None)
-        self._changed.clear()
-        news = take(self._deltas, rows)
-        self._changed.update(row.worker for row in rows)  # those for which there was no room
-        return news
-
     def _post(self, message: Message) -> None:
-        self._controls.append(message)
+        self._outbox.post(message)
         self._send_soon()
 
     def _send(self, message: Message) -> None:
@@ -250,13 +228,6 @@ class Sync(NoSync):
             return
         if message.kind in ("hello", "heartbeat"):
             self._echoes.left(sequence, self._clock())
-
-    def _row(self, worker_id: str) -> Row | None:
-        worker = self._registry.get(worker_id)
-        return Row(worker.id, worker.epoch, *worker.own_part) if worker else None
-
-    def _all_rows(self) -> list[Row]:
-        return [Row(w.id, w.epoch, *w.own_part) for w in self._registry if w.local or w.epoch]
 
     # -- what the link reports -----------------------------------------------------------------------------
 
@@ -274,9 +245,7 @@ class Sync(NoSync):
         """The subscription is gone: keep news until it is back."""
         self._linked = False
         self._echoes.clear()
-        self._controls.clear()
-        self._own_work.clear()
-        self._batches.clear()
+        self._outbox.cut_off()
         self._resync.lost()
 
     def receive(self, data: object) -> None:

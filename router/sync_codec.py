@@ -26,6 +26,7 @@ import struct
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
@@ -283,12 +284,18 @@ def take(deltas: deque[Delta], rows: deque[Row]) -> News:
 
 def pack(blocks: Sequence[int]) -> bytes:
     """Block hashes, 8 little-endian bytes each."""
-    return struct.pack(f"<{len(blocks)}Q", *blocks)
+    return _quads(len(blocks)).pack(*blocks)
 
 
 def unpack(packed: bytes) -> tuple[int, ...]:
     """The reverse of `pack`; raises struct.error."""
-    return struct.unpack(f"<{len(packed) // 8}Q", packed)
+    return _quads(len(packed) // 8).unpack(packed)
+
+
+@lru_cache(maxsize=512)
+def _quads(count: int) -> struct.Struct:
+    # By the format, the module would find it with more than the packing itself takes.
+    return struct.Struct(f"<{count}Q")
 
 
 def _news(kind: NewsKind, payload: _Payload) -> News:

@@ -12,12 +12,13 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from router.affinity import AffinityMap, Export
-from router.sync_codec import Chunk, Digest, Message, Refused, Sum, Want
+from router.affinity import AffinityMap
+from router.sync_codec import Chunk, Digest, Message, Refused, Want
 from router.sync_peers import Heard, Peers
 from router.sync_redis import end
 from router.sync_repair import EVER, MISS_CAUSES, Answers, MissCause, Need, Repair
-from router.sync_snapshot import Memory, Sketch, Snapshot, difference, open_chunk, slices, tolerance
+from router.sync_sketches import Sketches
+from router.sync_snapshot import Memory, Snapshot, open_chunk, slices
 from router.workers.registry import Registry
 
 # A new replica says that it is ready when it is warm, or knows that it can't be, or after this time.
@@ -30,15 +31,13 @@ CHOICE_SECONDS = 0.05
 SETTLE_SECONDS = 10.0
 # News may have waited this long before it was sent and lost.
 GAP_MARGIN_SECONDS = 5.0
+# How often what is missing is looked after, and what nobody is there to give.
 TURN_SECONDS = 0.05
+LONELY_SECONDS = 1.0
+LEAST_SECONDS = 0.005
 RESTORE_BLOCKS = 500
-SKETCH_BLOCKS = 4_000
 MAX_INCOMING = 256
 MAX_SUMS = 100
-# What a replica has sketched so long ago may still be compared.
-FRESH_SECONDS = 0.2
-# From this share of its capacity on a worker's shadow drops about as much as it takes in.
-FULL = 0.9
 # A digest is answered with the own one, but not more often than this.
 REPLY_SECONDS = 2.0
 
@@ -54,6 +53,45 @@ class Tally:
     restored: int = 0
     seconds: float | None = None
     differences: int = 0
+
+
+class Warming:
+    """When a replica that has just started is as warm as it will be. Pure."""
+
+    __slots__ = ("_link_until", "_linked_at", "_peer_until", "_until", "done")
+
+    def __init__(self) -> None:
+        # When it must be over, by when a link must be there, and then a peer.
+        self._until = self._link_until = self._peer_until = float("inf")
+        self._linked_at: float | None = None
+        self.done = False
+
+    def begin(self, now: float) -> None:
+        """The replica starts."""
+        self._until = now + WARM_SECONDS
+        self._link_until = now + LINK_SECONDS
+
+    def linked(self, now: float) -> None:
+        """The subscription stands; the first time counts."""
+        if self._linked_at is None:
+            self._linked_at = now
+
+    def echoed(self, now: float) -> None:
+        """All others have heard of it."""
+        if self._peer_until == float("inf"):
+            self._peer_until = now + PEER_SECONDS
+
+    def lasts(self, now: float, *, missing: bool) -> bool:
+        """Whether it will soon know what the others know; `missing`: it knows of something that it does not."""
+        if self.done or now >= self._until:
+            return False
+        if self._linked_at is None:
+            return now < self._link_until
+        return missing or now < self._peer_until
+
+    def settled(self, now: float) -> bool:
+        """Whether it has been linked for so long that a replica which it hears first now is news."""
+        return self._linked_at is not None and now - self._linked_at > SETTLE_SECONDS
 
 
 class Resync:
@@ -85,20 +123,14 @@ class Resync:
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._up = False
+        self._warming = Warming()
         # Chunks of the answer under way that are not taken in yet, and the blocks that were new so far.
         self._incoming: deque[Chunk] = deque()
         self._gained = 0
-        # Warming up: when it must be over, by when a link and then a peer must be there, whether anyone was found.
-        self._warm_until = self._link_until = float("inf")
-        self._peer_until = float("inf")
-        self._linked_at: float | None = None
-        self._warm = False
-        # Digests of others that are not compared yet; own sketches, their time, and the next digest's.
+        # Digests of others that are not compared yet; when the last own one was said, and the next one is due.
         self._theirs: deque[tuple[str, Digest]] = deque(maxlen=MAX_INCOMING)
-        self._sketches: dict[str, tuple[float, Sketch]] = {}
-        self._sketched = self._said = EVER
-        # How fast this map changed when it was sketched, in blocks a second, and how long that took.
-        self._pace = self._took = 0.0
+        self._sketches = Sketches(index, registry, clock)
+        self._said = EVER
         self._digest_due = float("inf")
 
     # -- what the rest of the sync uses ---------------------------------------------------------------------
@@ -106,12 +138,7 @@ class Resync:
     @property
     def warming(self) -> bool:
         """Whether this replica has just started and will soon know what the others know."""
-        now = self._clock()
-        if self._warm or now >= self._warm_until:
-            return False
-        if self._linked_at is None:
-            return now < self._link_until
-        return bool(self._repair.pending) or now < self._peer_until
+        return self._warming.lasts(self._clock(), missing=bool(self._repair.pending))
 
     @property
     def answering(self) -> bool:
@@ -120,9 +147,7 @@ class Resync:
 
     def start(self) -> None:
         """Begin, in the background."""
-        now = self._clock()
-        self._warm_until = now + WARM_SECONDS
-        self._link_until = now + LINK_SECONDS
+        self._warming.begin(self._clock())
         self._task = asyncio.create_task(self._work(), name="sync-resync")
 
     async def aclose(self) -> None:
@@ -134,8 +159,7 @@ class Resync:
         """The subscription stands; whatever was lost before that goes unnoticed by others, so compare soon."""
         now = self._clock()
         self._up = True
-        if self._linked_at is None:
-            self._linked_at = now
+        self._warming.linked(now)
         self._digest_due = min(self._digest_due, now + PEER_SECONDS)
         self._wake.set()
 
@@ -149,8 +173,7 @@ class Resync:
 
     def echoed(self) -> None:
         """This replica's hello has come back, so all others have it."""
-        if self._peer_until == float("inf"):
-            self._peer_until = self._clock() + PEER_SECONDS
+        self._warming.echoed(self._clock())
 
     def heard(self, sender: str, heard: Heard) -> None:
         """A message of another replica has come."""
@@ -168,7 +191,7 @@ class Resync:
         if not any(self._tally.asked.values()) and not self._repair.pending:
             self._repair.miss(Need("start", EVER))
             self._repair.hold_off(now + CHOICE_SECONDS)
-        elif self._linked_at is not None and now - self._linked_at > SETTLE_SECONDS:
+        elif self._warming.settled(now):
             self._repair.miss(Need("found", EVER), sender)
 
     def take(self, sender: str, message: Want | Chunk | Digest) -> None:
@@ -210,13 +233,21 @@ class Resync:
     async def _work(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(TURN_SECONDS):
+                async with asyncio.timeout(self._pause()):
                     await self._wake.wait()
             self._wake.clear()
             await self._restore()
             if self._up:
                 self._ask()
                 await self._compare()
+
+    def _pause(self) -> float | None:
+        """How long there is nothing to do unless something comes; a wake-up is dear where nothing else happens."""
+        if not self._up:
+            return None
+        if self._repair.pending:
+            return TURN_SECONDS if len(self._peers) else LONELY_SECONDS
+        return max(LEAST_SECONDS, self._digest_due - self._clock())
 
     def _ask(self) -> None:
         now = self._clock()
@@ -243,7 +274,7 @@ class Resync:
             if chunk.last and ask is not None and ask.request == chunk.request:
                 now = self._clock()
                 self._tally.seconds = now - ask.began
-                self._warm = True
+                self._warming.done = True
                 if ask.need.cause != "digest":
                     self._digest_due = min(self._digest_due, now + PEER_SECONDS)
                 self._repair.finish(self._gained, now)
@@ -257,6 +288,7 @@ class Resync:
                 return
             self._gained += gained
             self._tally.restored += gained
+            self._sketches.restored(memory.worker)
             await asyncio.sleep(0)
 
     def _fail(self) -> None:
@@ -272,8 +304,7 @@ class Resync:
         now = self._clock()
         if now < self._digest_due and not self._theirs:
             return
-        if now - self._sketched > FRESH_SECONDS:
-            await self._sketch()
+        await self._sketches.renew()
         if now >= self._digest_due or now - self._said > min(REPLY_SECONDS, self._digest_seconds / 2):
             self._said = now
             self._digest_due = now + self._digest_seconds * random.uniform(0.9, 1.1)
@@ -281,38 +312,12 @@ class Resync:
         differing: dict[str, list[str]] = {}
         while self._theirs:
             sender, digest = self._theirs.popleft()
-            differing.setdefault(sender, []).extend(sum_.worker for sum_ in digest.sums if self._differs(sum_))
+            differing.setdefault(sender, []).extend(sum_.worker for sum_ in digest.sums if self._sketches.differ(sum_))
         for sender, workers in differing.items():
             self._judge(sender, workers)
 
-    async def _sketch(self) -> None:
-        began, changed = self._clock(), self._changes()
-        self._sketches = {}
-        for worker in self._registry:
-            export = self._index.export(worker.id)
-            if export is not None:
-                self._sketches[worker.id] = (export.epoch, await self._sketch_of(export))
-        self._sketched = self._clock()
-        self._took = self._sketched - began
-        self._pace = max(0, self._changes() - changed) / max(self._took, 0.001)
-
-    def _changes(self) -> int:
-        """Grows by one with every block that comes or goes."""
-        return len(self._index) + 2 * sum(self._index.evictions.values())
-
-    async def _sketch_of(self, export: Export) -> Sketch:
-        sketch = Sketch()
-        while uses := export.take(SKETCH_BLOCKS, self._clock()):
-            sketch.add(uses)
-            await asyncio.sleep(0)
-        return sketch
-
     def _say(self) -> None:
-        sums = [
-            Sum(worker, epoch, sketch.blocks, sketch.packed())
-            for worker, (epoch, sketch) in self._sketches.items()
-            if sketch.blocks
-        ]
+        sums = self._sketches.sums()
         # An empty one is said too: it asks the others for theirs.
         for begin in range(0, max(1, len(sums)), MAX_SUMS):
             self._post(Digest(sums[begin : begin + MAX_SUMS]))
@@ -324,18 +329,3 @@ class Resync:
         elif not self._repair.pending and sender in self._peers:
             self._tally.differences += 1
             self._repair.differ(sender, differing, self._clock())
-
-    def _differs(self, theirs: Sum) -> bool:
-        worker = self._registry.get(theirs.worker)
-        if worker is None:
-            return False
-        epoch, mine = self._sketches.get(theirs.worker, (worker.epoch, Sketch()))
-        if epoch != theirs.epoch:
-            return False
-        blocks = max(mine.blocks, theirs.blocks)
-        # The other took about as long; twice, for the pace varies.
-        under_way = 2 * self._pace * (2 * self._took + FRESH_SECONDS / 4) * blocks / max(1, len(self._index))
-        if self._index.fill(theirs.worker) > FULL:
-            # What the other has more does not fit in here, where the worker's cache is taken to be smaller.
-            under_way += abs(mine.blocks - theirs.blocks)
-        return difference(mine.packed(), theirs.sketch) > tolerance(blocks, under_way)

@@ -7,7 +7,6 @@ replicas meets where the first of them went, and their tokens are not counted on
 from __future__ import annotations
 
 import struct
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
@@ -40,24 +39,47 @@ ROOM = MAX_MESSAGE - 512
 Item = TypeVar("Item")
 
 
+# What has become of a request since its replica has last spoken.
+_HAS: dict[What, int] = {"started": 1, "answered": 2, "ended": 4}
+_IN_ORDER: tuple[What, ...] = ("started", "answered", "ended")
+_NEW, _OVER = _HAS["started"], _HAS["ended"]
+
+
 class OwnWork:
-    """What this replica has to tell. The oldest steps give way to newer ones; the next account makes that good."""
+    """What this replica has to tell. The oldest steps give way to newer ones; the next account makes that good.
+
+    What is over before anybody has heard of it stays untold, and so does a first byte that came with the end.
+    """
 
     def __init__(self, registry: Registry, most: int) -> None:
         self._registry = registry
-        self._steps: deque[tuple[Lease, What]] = deque(maxlen=most)
+        self._most = most
+        self._steps: dict[Lease, int] = {}
 
     def add(self, lease: Lease, what: What) -> None:
         """Something happened to a request of this replica."""
-        self._steps.append((lease, what))
+        steps = self._steps
+        if what == "ended":
+            has = steps.pop(lease, 0)
+            if has & _NEW:
+                return
+            if lease.work.silent:
+                has = 0
+            steps[lease] = has | _OVER
+        else:
+            steps[lease] = steps.get(lease, 0) | _HAS[what]
+        if len(steps) > self._most:
+            del steps[next(iter(steps))]
 
     def clear(self) -> None:
         """Nobody hears it."""
         self._steps.clear()
 
     def messages(self) -> list[Message]:
-        """All steps that wait, in order, and none any more."""
-        waiting = [told(*step) for step in self._steps]
+        """All steps that wait, those of a request in their order, and none any more."""
+        if not self._steps:
+            return []
+        waiting = [told(lease, what) for lease, has in self._steps.items() for what in _IN_ORDER if has & _HAS[what]]
         self._steps.clear()
         return [Steps(batch) for batch in _batches(waiting, step_bytes, MAX_STEPS)]
 

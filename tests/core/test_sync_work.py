@@ -68,6 +68,15 @@ class Replica:
         return self.worker.work.ahead(0.0)
 
 
+def steps(replica: Replica) -> list[tuple[int, int]]:
+    """Number and kind of what the replica would tell now."""
+    found: list[tuple[int, int]] = []
+    for message in replica.own.messages():
+        assert isinstance(message, Steps)
+        found += [(step.number, step.what) for step in message.steps]
+    return found
+
+
 def test_a_start_is_heard_with_its_tokens_and_what_the_worker_will_hold() -> None:
     one, two = Replica(), Replica()
     lease = one.lease(5_000, claim=True, silent=True)
@@ -116,6 +125,49 @@ def test_a_claim_outlives_the_first_byte_until_the_news_of_it_comes() -> None:
     assert (two.ahead, len(two.worker.work.answered)) == (0.0, 0)
     assert two.index.match(BLOCKS, 0.0)
     assert not two.index.match(BLOCKS, 11.0)
+
+
+def test_what_is_over_before_anybody_has_heard_of_it_stays_untold() -> None:
+    one = Replica()
+    for silent in (False, True):
+        brief = one.lease(5_000, claim=True, silent=silent)
+        brief.first_byte()
+        brief.end()
+    assert not one.own.messages()
+    lasting = one.lease(100)
+    brief = one.lease(200)
+    brief.end()
+    lasting.first_byte()
+    assert steps(one) == [(lasting.key[1], STARTED), (lasting.key[1], ANSWERED)]
+
+
+def test_of_a_silent_request_that_was_heard_of_the_end_says_all() -> None:
+    one, two = Replica(), Replica()
+    lease = one.lease(5_000, silent=True)
+    two.hear(one)
+    lease.first_byte()
+    lease.end()
+    assert steps(one) == [(lease.key[1], ENDED)]
+    one, two = Replica(), Replica()
+    lease = one.lease(5_000, silent=True)
+    two.hear(one)
+    lease.first_byte()
+    two.hear(one)
+    assert len(two.worker.work.answered) == 1
+    lease.end()
+    two.hear(one)
+    assert (two.ahead, len(two.worker.work.answered)) == (0.0, 0)
+
+
+def test_the_oldest_steps_give_way() -> None:
+    one = Replica()
+    one.own = OwnWork(one.registry, 2)
+    leases = [one.lease(100) for _ in range(3)]
+    for lease in leases:
+        one.own.add(lease, "started")
+    leases[1].end()
+    one.own.add(leases[1], "ended")
+    assert steps(one) == [(leases[2].key[1], STARTED)]
 
 
 def test_a_replica_that_is_gone_leaves_no_claim() -> None:

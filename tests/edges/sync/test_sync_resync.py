@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 import msgspec
 import pytest
 
-from router import sync_resync
+from router import sync_resync, sync_sketches
 from router.hashing import WIDTH_MASK
 from router.sync_codec import Chunk, News, Sum, Want, encode
 from router.sync_codec import Digest as DigestMessage
@@ -325,7 +325,7 @@ async def test_what_does_not_fit_into_a_smaller_cache_is_not_asked_for(channel: 
         two.index.set_capacity(worker.id, room)
     fill(one, 6_000, tell=True)
     await wait(lambda: not one.sync.queued)
-    await wait(lambda: all(two.index.fill(worker.id) > sync_resync.FULL for worker in two.workers))
+    await wait(lambda: all(two.index.fill(worker.id) > sync_sketches.FULL for worker in two.workers))
     heard = two.sync.messages.get(("in", "digest"), 0)
     await wait(lambda: two.sync.messages.get(("in", "digest"), 0) > heard + 3)
     assert len(two.index) < len(one.index) / 2
