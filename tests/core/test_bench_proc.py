@@ -11,6 +11,7 @@ import pytest
 from loadtest.bench import proc
 from loadtest.bench.machine import cpu_model
 from loadtest.bench.proc import TICK_ERROR_NS, TICK_NS, CpuTime, Stat
+from loadtest.bench.systems import give_way
 
 STAT = "4711 ({name}) S 12 4711 4711 0 -1 4194560 900 0 0 0 250 31 7 9 20 0 4 0 12345 1000 200 1844"
 
@@ -71,3 +72,11 @@ def test_a_child_belongs_to_the_tree_until_it_has_ended() -> None:
 def test_the_cpu_is_named_as_the_machine_names_it() -> None:
     assert cpu_model("processor\t: 0\nmodel name\t: Some  CPU @ 2\nmodel name\t: other\n") == "Some CPU @ 2"
     assert cpu_model("processor\t: 0\n") == "unknown CPU"
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="the system has no such class")
+def test_what_stands_for_another_machine_gets_only_what_is_left() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        assert os.sched_getscheduler(process.pid) != os.SCHED_IDLE
+        give_way(process.pid)
+        assert os.sched_getscheduler(process.pid) == os.SCHED_IDLE
