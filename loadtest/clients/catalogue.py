@@ -71,5 +71,16 @@ _ALL: Final = (
         conversation=0,
         large=True,
     ),
+    # With PyTorch for the CPU alone it is 1,500.
+    Client(
+        "guidellm",
+        "guidellm as a load tool",
+        "python",
+        "guidellm_load",
+        ("guidellm==0.8.1",),
+        6_000,
+        conversation=0,
+        large=True,
+    ),
 )
 CLIENTS: Final[Mapping[str, Client]] = {client.name: client for client in _ALL}
