@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import time
 from collections import Counter
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 import httpx
 
 from loadtest.conversation import Shape, user_turns
+from loadtest.soak.account import Sent
 
 MODEL = "sim-model"
 CHAT = Shape(turns=5, first_tokens=1_200, growth_tokens=120, answer_tokens=24, bytes_per_token=6.0)
@@ -35,10 +37,12 @@ class Load:
     think_seconds: float = 0.15
     outcomes: Counter[str] = field(default_factory=Counter)
     kinds: Counter[str] = field(default_factory=Counter)
-    sent: int = 0
+    requests: dict[str, Sent] = field(default_factory=dict)  # by id
+    began: float = 0.0
 
     def __post_init__(self) -> None:
         self._seeds = iter(range(1, 1 << 60))
+        self._numbers = itertools.count(1)
         self._going = True
 
     def stop(self) -> None:
@@ -80,15 +84,17 @@ class Load:
     ) -> bool:
         body = {"model": MODEL, "messages": messages, "max_tokens": CHAT.answer_tokens, "stream": kind != "whole"}
         leave = {"leaves early": rng.uniform(0.02, 0.08), "leaves within": rng.uniform(0.1, 0.2)}.get(kind)
-        self.sent += 1
+        name = f"soak-{next(self._numbers)}"
         self.kinds[kind] += 1
-        outcome = await ask(client, f"{self.url}/v1/chat/completions", body, leave)
+        began = now()
+        outcome = await ask(client, f"{self.url}/v1/chat/completions", body, name, leave)
         self.outcomes[outcome] += 1
+        self.requests[name] = Sent(outcome, began - self.began, now() - self.began)
         return outcome == "ok"
 
 
-async def ask(client: httpx.AsyncClient, url: str, body: dict[str, object], leave: float | None) -> str:
-    """What came of one request; the client leaves after `leave` seconds."""
+async def ask(client: httpx.AsyncClient, url: str, body: dict[str, object], name: str, leave: float | None) -> str:
+    """What came of one request, by whose id routers call it; the client leaves after `leave` seconds."""
     began = False
 
     def beginning() -> None:
@@ -96,16 +102,18 @@ async def ask(client: httpx.AsyncClient, url: str, body: dict[str, object], leav
         began = True
 
     try:
-        return await asyncio.wait_for(_answer(client, url, body, beginning), leave or ANSWER_SECONDS)
+        return await asyncio.wait_for(_answer(client, url, body, name, beginning), leave or ANSWER_SECONDS)
     except TimeoutError:
         return "left" if leave is not None else "silent"
     except httpx.HTTPError:
         return "broken" if began else "unreachable"
 
 
-async def _answer(client: httpx.AsyncClient, url: str, body: dict[str, object], beginning: Callable[[], None]) -> str:
+async def _answer(
+    client: httpx.AsyncClient, url: str, body: dict[str, object], name: str, beginning: Callable[[], None]
+) -> str:
     data = b""
-    async with client.stream("POST", url, json=body) as answer:
+    async with client.stream("POST", url, json=body, headers={"x-request-id": name}) as answer:
         async for piece in answer.aiter_raw():
             beginning()
             data += piece

@@ -56,13 +56,19 @@ def tables(found: Findings) -> str:
         cells = " | ".join(f"{value:,.0f}" for value in thirds(lived, what))
         rows.append(f"| {LABELS[what]} | {cells} | {'flat' if is_flat(lived, what) else 'grows'} |")
     befell = ", ".join(f"{name} {count}" for name, count in Counter(what for _, what in found.events).items())
+    account = found.account
     rows += [
         "",
         f"{found.seconds / 60:.0f} minutes; {befell}. Of {found.sent:,} requests",
-        f"clients saw {_listed(found.seen)};",
-        f"the routers counted {_listed(found.counted)}. The {found.unaccounted} others met a replica that was",
-        "restarted after the last time that it could be asked, or left before it had them; this run explains",
-        f"{found.unheard} of them at most.",
+        f"clients saw {_listed(found.seen)}.",
+        "",
+        "| where the requests are | requests |",
+        "| --- | --- |",
+        f"| counted by a replica, and named in its log: {_listed(found.counted)} | {account.counted:,} |",
+        f"| named in the log of a replica that was killed | {account.by_killed:,} |",
+        *(f"| in no log: {why} | {count:,} |" for why, count in account.nowhere.most_common()),
+        f"| all | {account.counted + account.by_killed + account.nowhere.total():,} |",
+        "",
         f"All gauges {'came to 0' if found.at_rest else 'did NOT come to 0'} afterwards.",
     ]
     return "\n".join(rows)
@@ -70,15 +76,16 @@ def tables(found: Findings) -> str:
 
 def verdict(found: Findings) -> list[str]:
     """What was wrong; empty where nothing was."""
-    lived = found.samples["lives on"]
+    lived, account = found.samples["lives on"], found.account
     wrong = [f"{LABELS[what]} grows: {thirds(lived, what)}" for what in BOUNDS if not is_flat(lived, what)]
     if not found.at_rest:
         wrong.append("gauges did not come to 0")
     if sum(found.seen.values()) != found.sent:
         wrong.append(f"clients know {sum(found.seen.values())} ends of {found.sent} requests")
-    if not 0 <= found.unaccounted <= found.unheard:
-        wrong.append(f"{found.unaccounted} requests are accounted for by no router, {found.unheard} can be explained")
-    return wrong
+    found_at = account.counted + account.by_killed + account.nowhere.total()
+    if found_at != found.sent:
+        wrong.append(f"{found_at} requests have a place, {found.sent} were sent")
+    return wrong + account.wrong
 
 
 def _listed(counts: Counter[str]) -> str:

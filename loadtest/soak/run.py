@@ -16,6 +16,7 @@ import httpx
 from loadtest.fleet import NginxProcess, RedisProcess, RouterProcess
 from loadtest.simworker import SimConfig
 from loadtest.simworker.process import SimProcess, start_workers
+from loadtest.soak.account import Account, Life, life, settle
 from loadtest.soak.load import MODEL, Load, now
 from loadtest.soak.sample import REST, Sample, outcomes, take, total
 
@@ -33,6 +34,7 @@ SETTINGS = {
     "ROUTER_TIMEOUTS__DRAIN_DELAY": "0.5",
 }
 REST_SECONDS = 10.0
+WRITTEN_SECONDS = 0.5  # in which lines of a log are written
 
 
 @dataclass(frozen=True)
@@ -47,12 +49,13 @@ class Plan:
     redis_every: float = 90.0
     replica_every: float = 120.0
     away: float = 3.0
+    # Of so many ends of a replica one is without warning.
+    kill_each: int = 3
 
 
 @dataclass
 class Findings:
-    """What a run found. `counted` are the routers' own outcomes, those of replicas that were restarted as of their
-    last word, when they had `unheard` requests under way or were yet to meet; `sent` and `seen` are the clients'."""
+    """What a run found. `counted` are the routers' own outcomes, `seen` those of the clients."""
 
     samples: dict[str, list[Sample]] = field(default_factory=lambda: {"lives on": [], "restarted": []})
     events: list[tuple[float, str]] = field(default_factory=list)
@@ -60,14 +63,9 @@ class Findings:
     seen: Counter[str] = field(default_factory=Counter)
     kinds: Counter[str] = field(default_factory=Counter)
     sent: int = 0
-    unheard: int = 0
+    account: Account = field(default_factory=Account)
     at_rest: bool = False
     seconds: float = 0.0
-
-    @property
-    def unaccounted(self) -> int:
-        """Requests that clients sent and no router counted; negative where one was counted at two replicas."""
-        return self.sent - sum(self.counted.values())
 
 
 class Soak:
@@ -91,13 +89,15 @@ class Soak:
         self._http = http
         self._rng = random.Random(1)
         self._began = now()
-        self._last = ""  # the last word of the replica that is restarted
+        self._lives: list[Life] = []
+        self._written = 0  # of the log of the replica that is restarted, by earlier lives
+        self._ends = 0
         self._away = False
 
     async def run(self) -> Findings:
         """Load and faults for the time of the plan, then rest."""
         found = self.findings
-        self._began = now()
+        self._began = self._load.began = now()
         async with self._load.running():
             sides = [
                 asyncio.create_task(self._every(self.plan.worker_every, self._worker_killed)),
@@ -107,10 +107,16 @@ class Soak:
             ]
             await self._wait(sides)
         found.at_rest = await self._rests()
-        found.sent, found.seen, found.kinds = self._load.sent, self._load.outcomes, self._load.kinds
+        found.seen, found.kinds = self._load.outcomes, self._load.kinds
+        found.sent = len(self._load.requests)
         found.seconds = now() - self._began
-        for replica in (self._stays, self._restarts):
-            found.counted.update(outcomes(await self._text(replica)))
+        await asyncio.sleep(WRITTEN_SECONDS)
+        counts = [outcomes(await self._text(replica)) for replica in (self._stays, self._restarts)]
+        self._lives.append(life("the replica that lives on", self._stays.log.read_text(), counts[0]))
+        self._lives.append(life("the last life of the other", self._log_of_this_life(), counts[1]))
+        found.account = settle(self._load.requests, self._lives)
+        for each in self._lives:
+            found.counted.update(each.counted or {})
         return found
 
     async def _wait(self, sides: Sequence[asyncio.Task[None]]) -> None:
@@ -146,21 +152,26 @@ class Soak:
         await asyncio.to_thread(self._server.start)
 
     async def _replica_restarted(self) -> None:
-        self._note("replica restarted")
+        self._ends += 1
         self._away = True
-        self._last = await self._text(self._restarts)
-        self._restarts.signal(15)
-        ending = asyncio.create_task(asyncio.to_thread(self._restarts.wait, 60))
-        while not ending.done():
-            with contextlib.suppress(httpx.HTTPError):
-                self._last = await self._text(self._restarts)
-            await asyncio.sleep(0.01)
-        await ending
-        self.findings.counted.update(outcomes(self._last))
-        # Connections that nginx keeps may bring another request to a replica that says no more.
-        self.findings.unheard += max(int(total(self._last, "router_active_requests")), self.plan.lanes)
+        killed_at = None
+        if self._ends % self.plan.kill_each == 0:
+            self._note("replica killed")
+            killed_at = now() - self._began
+            await asyncio.to_thread(self._restarts.kill)
+        else:
+            self._note("replica restarted")
+            self._restarts.signal(15)
+            await asyncio.to_thread(self._restarts.wait, 60)
+        self._lives.append(life(f"life {self._ends} of the other", self._log_of_this_life(), killed_at=killed_at))
+        self._written = self._restarts.log.stat().st_size
         await asyncio.to_thread(self._restarts.start)
         self._away = False
+
+    def _log_of_this_life(self) -> str:
+        with self._restarts.log.open("rb") as log:
+            log.seek(self._written)
+            return log.read().decode(errors="replace")
 
     async def _sampling(self) -> None:
         while (at := now() - self._began) < self.plan.seconds:
