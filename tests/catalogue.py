@@ -175,17 +175,17 @@ def table(cases: dict[str, Case], report: str) -> str:
                 cells = [case.id, case.fault, case.seen, verdict(case, found), after(case, looked)]
                 lines.append(f"| {' | '.join(cells)} |")
         lines.append("")
-    lines += ["### Invariants", "", *(f"{number}. {text}" for number, text in invariants.TITLES.items()), ""]
+    lines += ["### Invariants", "", *(f"{number}. {_sentence(text)}" for number, text in invariants.TITLES.items()), ""]
     lines += ["What pure code asserts of them, and why it cannot break the others:", ""]
     for case in cases.values():
         if case.pure:
-            lines += textwrap.wrap(
-                f"- {case.id} asserts {ranges(case.pure['holds'])}. {case.pure['others'][0].upper()}"
-                f"{case.pure['others'][1:]}.",
-                120,
-                subsequent_indent="  ",
-            )
+            asserted = f"- {case.id} asserts {ranges(case.pure['holds'])}. {_sentence(case.pure['others'])}"
+            lines += textwrap.wrap(asserted, 120, subsequent_indent="  ")
     return "\n".join([BEGIN, "", *lines, "", END])
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def main() -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests import catalogue
+from tests.invariants import TITLES
 
 
 def test_every_case_has_tests_and_every_test_with_an_id_its_case() -> None:
@@ -16,6 +17,7 @@ def test_every_case_has_tests_and_every_test_with_an_id_its_case() -> None:
 def test_the_page_has_a_row_for_every_case_and_no_other() -> None:
     page = catalogue.PAGE.read_text()
     part = page[page.index(catalogue.BEGIN) : page.index(catalogue.END)]
+    assert all(f"{number}. {text[0].upper()}{text[1:]}." in part for number, text in TITLES.items())
     rows = [line.split(" | ") for line in part.splitlines() if line.startswith("| ") and " id " not in line]
     shown = {row[0].removeprefix("| "): row[1:3] for row in rows if not row[0].startswith("| ---")}
     cases, _ = catalogue.load()
