@@ -203,6 +203,17 @@ class Metrics:
     def __init__(self, process: str = "") -> None:
         self._process = process
         self._rows: dict[tuple[str, str, str, str], Row] = {}
+        self._count_requests()
+        self._count_predictions()
+        self._count_troubles()
+        self.loop_lag = Histogram("router_event_loop_lag_seconds", "Delay of a periodic timer, seconds.", (), LAGS)
+        self._parts: list[Counter | Histogram | Reading] = [
+            part for part in vars(self).values() if isinstance(part, Counter | Histogram)
+        ]
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def _count_requests(self) -> None:
         self.requests = Counter(
             "router_requests_total", "Requests answered.", ("endpoint", "model", "worker", "status")
         )
@@ -217,6 +228,8 @@ class Metrics:
         self.decisions = Counter("router_affinity_decisions_total", "Decisions by reason.", ("model", "reason"))
         self.blocks_queried = Counter("router_affinity_blocks_queried_total", "Whole blocks of all prompts.")
         self.blocks_matched = Counter("router_affinity_blocks_matched_total", "Blocks that the chosen worker held.")
+
+    def _count_predictions(self) -> None:
         self.predicted = Counter(
             "router_predicted_cached_tokens_total", "Tokens predicted to be resumed.", ("model", "worker")
         )
@@ -234,17 +247,13 @@ class Metrics:
         self.fallbacks = Counter(
             "router_post_hit_fallbacks_total", "Predicted hits that fell short.", ("model", "worker", "cause")
         )
+
+    def _count_troubles(self) -> None:
         self.retries = Counter("router_retries_total", "Requests sent to another worker.", ("cause",))
         self.ejections = Counter("router_ejections_total", "Workers ejected.", ("worker", "cause"))
         self.aborts = Counter("router_aborts_total", "Requests that their client left.", ("stage",))
         self.shed = Counter("router_shed_total", "Requests refused for want of room.", ("cause",))
         self.upstream_errors = Counter("router_upstream_errors_total", "Failed attempts.", ("worker", "cause"))
-        self.loop_lag = Histogram("router_event_loop_lag_seconds", "Delay of a periodic timer, seconds.", (), LAGS)
-        self._parts: list[Counter | Histogram | Reading] = [
-            part for part in vars(self).values() if isinstance(part, Counter | Histogram)
-        ]
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self)
 
     def row(self, endpoint: str, model: str, worker: str, reason: str) -> Row:
         """What is counted of a request once its worker is chosen."""

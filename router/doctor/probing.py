@@ -94,11 +94,7 @@ async def probe(
         asker = _Asker(client, facts.models[0])
         try:
             for number in PLAN:
-                begun = clock()
-                usage = await asker.ask(texts[number])
-                seconds = clock() - begun
-                details = usage.prompt_tokens_details
-                sent.append(Sent(number, usage.prompt_tokens, details.cached_tokens if details else None, seconds))
+                sent.append(await _timed(asker, number, texts[number], clock))
                 if sum(one.tokens or tokens for one in sent) > budget:
                     raise ProbeError("its prompts came out longer than allowed")
         except ProbeError as error:
@@ -111,6 +107,15 @@ async def probe(
         busy=busy or bool(after.running or after.waiting) or _strangers(before, after, sent),
         skipped=skipped,
     )
+
+
+async def _timed(asker: _Asker, number: int, text: str, clock: Callable[[], float]) -> Sent:
+    """A prompt, what its answer said, and how long that took; raises ProbeError where there is none."""
+    begun = clock()
+    usage = await asker.ask(text)
+    seconds = clock() - begun
+    details = usage.prompt_tokens_details
+    return Sent(number, usage.prompt_tokens, details.cached_tokens if details else None, seconds)
 
 
 def _strangers(before: MetricsFacts, after: MetricsFacts, sent: list[Sent]) -> bool:
