@@ -74,6 +74,8 @@ def read_trace(path: Path, limit: int | None = None) -> Trace:
     try:
         with path.open(encoding="utf-8") as lines:
             return parse_trace(path.stem, lines, limit)
+    except TraceError as error:
+        raise TraceError(f"{path}, {error}" if str(error).startswith("line") else f"{path}: {error}") from None
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror or error}") from None
     except UnicodeDecodeError as error:

@@ -93,6 +93,9 @@ def test_an_empty_or_missing_trace_is_none(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="No such file"):
         read_trace(tmp_path / "nothing.jsonl")
     (tmp_path / "odd.jsonl").write_bytes(b"\xff\xfe")
+    (tmp_path / "other.json").write_text('{"a": 1}\n')
+    with pytest.raises(TraceError, match=r"other\.json, line 1: neither hash_ids nor"):
+        read_trace(tmp_path / "other.json")
     with pytest.raises(TraceError, match="decode"):
         read_trace(tmp_path / "odd.jsonl")
 

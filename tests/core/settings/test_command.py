@@ -20,6 +20,8 @@ from tests.core.settings.rig import problems
         (["serve", "--worker", "gpu1"], "--worker: a worker URL starts with http:// or https://"),
         (["serve", "--worker", "http://a", "--worker", "b"], "--worker (number 2): a worker URL starts with"),
         (["serve", "--port", "70000"], "--port: must be at most 65535"),
+        (["serve", "--port", "http"], "--port: must be a whole number"),
+        (["serve", "--processes", "two"], "--processes: must be a whole number"),
         (["serve", "--redis", "http://a"], "--redis: "),
         (["serve", "--policy", "slak"], "--policy: must be 'work', 'slack', 'power_of_two', 'least_loaded' or"),
         (["check-config"], "the settings are right, but serve would refuse them: no workers"),
