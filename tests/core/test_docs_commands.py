@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.core.test_docs import DOCS, OTHER_PAGES, PAGES, ROOT, options, parsers
+from tests.core.test_docs import options, parsers
+from tests.core.test_docs_pages import DOCS, OTHER_PAGES, PAGES, ROOT
 
 # What a script runs is where its flags are read.
 SCRIPTS = {
