@@ -79,7 +79,7 @@ class Router:
         self.ratios = TokenRatios()
         self.ring = DecisionRing(settings.limits.decisions)
         self.selector = Selector(settings, self.registry, self.index, self.ratios, random.random)
-        self.tenancy = Tenancy(settings)
+        self.tenancy = Tenancy(settings, lambda: 1 + self.sync.peers)
         self.selector.quota.reconfigure(affinity.max_blocks, affinity.ttl_seconds, self.tenancy.share)
         key = _worker_key(settings)
         self.prober = Prober(self.registry, settings.health, worker_key=key, clock=self._clock, wall=time.time)

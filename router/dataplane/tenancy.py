@@ -18,9 +18,13 @@ RETRY_SECONDS = 1
 
 
 class Tenancy:
-    """One for all of a process. Tenants are named by the settings alone, so what is kept of them is bounded."""
+    """One for all of a process. Tenants are named by the settings alone, so what is kept of them is bounded.
 
-    def __init__(self, settings: Settings) -> None:
+    `replicas` tells how many add to the map, this one included.
+    """
+
+    def __init__(self, settings: Settings, replicas: Callable[[], int] = lambda: 1) -> None:
+        self._replicas = replicas
         self.running: dict[str, int] = {}
         self.refused: dict[str, int] = {}
         self.reconfigure(settings)
@@ -74,10 +78,14 @@ class Tenancy:
             del self.running[tenant]
 
     def share(self, tenant: str) -> float:
-        """The part of the ownership map that the tenant may fill."""
+        """The part of the ownership map that the tenant may fill by requests to this replica.
+
+        What one replica remembers all do, so each of them gives away its part of a tenant's share.
+        """
         if not self._several:
             return 1.0
-        return self._own.get(tenant, _PLAIN).index_share or self._settings.index_share
+        share = self._own.get(tenant, _PLAIN).index_share or self._settings.index_share
+        return share if share >= 1 else share / self._replicas()
 
     def prepare(self, tenant: str, prompt: Prompt, body: bytes) -> bytes:
         """The body as the worker gets it: with the tenant's salt, where that is on; raises BadRequest.

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.affinity import AffinityMap
+from router.dataplane.tenancy import Tenancy
 from router.quota import SLICES, Quota
+from router.settings import Settings
 
 WINDOW = 600.0
 
@@ -68,3 +73,45 @@ def test_a_clock_that_goes_back_does_no_harm(back: float) -> None:
     quota.count("a", 10, 20 * WINDOW)
     quota.count("a", 10, 20 * WINDOW - back)
     assert quota.used("a", 20 * WINDOW) == 20
+
+
+def tenancy(place: Path, replicas: int, share: float, tenants: int) -> Tenancy:
+    keys = place / "keys"
+    keys.write_text("".join(f"t{number} key-of-tenant-{number}\n" for number in range(tenants)))
+    settings = Settings.model_validate({"auth": {"keys_file": str(keys)}, "tenancy": {"index_share": share}})
+    return Tenancy(settings, lambda: replicas)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "share", "tenants", "part"), [(1, 0.6, 2, 0.6), (3, 0.6, 2, 0.2), (3, 1.0, 2, 1.0), (3, 0.6, 1, 1.0)]
+)
+def test_replicas_divide_a_share(tmp_path: Path, replicas: int, share: float, tenants: int, part: float) -> None:
+    assert tenancy(tmp_path, replicas, share, tenants).share("t0") == pytest.approx(part)
+
+
+def survives_a_flood(share: float) -> bool:
+    """Three replicas that tell each other what they serve; whether a block outlives a tenant's flood of all of them."""
+    maps = [AffinityMap(1_000, WINDOW, 10.0) for _ in range(3)]
+    quotas = [Quota(1_000, WINDOW, lambda tenant: share) for _ in range(3)]
+    for index in maps:
+        index.set_epoch("w", 1.0)
+
+    def serve(tenant: str, blocks: list[int], replica: int) -> None:
+        if not quotas[replica].admits(tenant, len(maps[replica]), 1.0):
+            return
+        delta = maps[replica].record("w", 1.0, blocks, 1.0)
+        assert delta is not None
+        quotas[replica].count(tenant, len(delta.new), 1.0)
+        for other in maps:
+            if other is not maps[replica]:
+                other.apply(delta, 1.0)
+
+    serve("quiet", [1, 2, 3], 0)
+    for number in range(1_000):
+        serve("loud", [10 * number + step for step in range(10, 20)], number % 3)
+    return all(index.match([1, 2, 3], 2.0) for index in maps)
+
+
+def test_a_flood_of_several_replicas_stays_within_one_share() -> None:
+    assert survives_a_flood(0.5 / 3)
+    assert not survives_a_flood(0.5), "each replica gives away a whole share"
