@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from router.descriptors import descriptor_warnings, raise_limit
+from router.descriptors import descriptor_warnings, enough_for, raise_limit
 from router.errors import SettingsError
 from router.flags import Parser, misplaced
 from router.reload import Sources
@@ -93,6 +93,10 @@ def _obstacle(settings: Settings) -> str | None:
         return "no workers: name them with --worker URL, in ROUTER_WORKERS, or under workers in the file"
     if settings.processes > 1 and settings.sync.redis_url is None:
         return f"{settings.processes} processes share what they know over Redis: name it with --redis URL, or run one"
+    if settings.limits.strict_descriptors:
+        there, wanted = raise_limit(), enough_for(settings.limits.client_connections)
+        if there < wanted:
+            return f"{there} file descriptors (ulimit -n), and limits.strict_descriptors wants {wanted}"
     return None
 
 

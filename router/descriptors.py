@@ -31,6 +31,11 @@ def connections_for(descriptors: int) -> int:
     return max(1, (descriptors - kept) // 2)
 
 
+def enough_for(connections: int | None) -> int:
+    """How many descriptors the clients that were asked for need, or most deployments, where none were."""
+    return ENOUGH if connections is None else 2 * connections + MOST_KEPT
+
+
 def descriptor_warnings(descriptors: int) -> list[str]:
     """What the operator should know about a limit this low, in one line, or nothing."""
     if descriptors >= ENOUGH:

@@ -121,6 +121,7 @@ class LimitSettings(Group):
     default_slots: Positive = 1024
     connections_per_worker: Positive = 4096
     client_connections: Positive | None = None
+    strict_descriptors: bool = False
     choices: Positive = 128
     decisions: Positive = 1000
 

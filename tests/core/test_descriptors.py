@@ -6,7 +6,8 @@ import resource
 
 import pytest
 
-from router.descriptors import connections_for, descriptor_warnings, raise_limit
+from router.__main__ import main
+from router.descriptors import connections_for, descriptor_warnings, enough_for, raise_limit
 
 
 @pytest.mark.parametrize(
@@ -22,6 +23,25 @@ def test_a_low_limit_is_worth_a_line() -> None:
     [line] = descriptor_warnings(64)
     assert "64 file descriptors" in line
     assert "12 clients" in line
+
+
+@pytest.mark.parametrize(("connections", "wanted"), [(None, 8_192), (1, 514), (4_000, 8_512)])
+def test_what_is_enough_follows_from_the_clients_that_are_to_have_room(connections: int | None, wanted: int) -> None:
+    assert enough_for(connections) == wanted
+    assert connections is None or connections_for(wanted) >= connections
+
+
+@pytest.mark.parametrize("command", ["serve", "check-config"])
+def test_k8_a_strict_replica_does_not_start_with_too_few(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("router.__main__.raise_limit", lambda: 1_024)
+    monkeypatch.setenv("ROUTER_LIMITS__STRICT_DESCRIPTORS", "true")
+    assert main([command, "--worker", "http://a"]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "1024 file descriptors (ulimit -n), and limits.strict_descriptors wants 8192" in line
+    monkeypatch.setenv("ROUTER_LIMITS__CLIENT_CONNECTIONS", "256")
+    assert main(["check-config", "--worker", "http://a"]) == 0
 
 
 @pytest.mark.parametrize(

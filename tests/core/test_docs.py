@@ -145,7 +145,7 @@ def test_what_takes_effect_without_a_restart_is_documented() -> None:
     groups = {path.partition(".")[0] for path in paths}
     assert named <= paths | groups
     whole = {name for name in named if "." not in name and name not in ("limits", "timeouts")}
-    excepted = {"limits.decisions", "timeouts.drain"}
+    excepted = {"limits.decisions", "limits.strict_descriptors", "timeouts.drain"}
     live = {path for path in paths if path.partition(".")[0] in whole | {"limits", "timeouts"} or path in named}
     assert {path for path in paths if takes_effect(path)} == live - excepted
 

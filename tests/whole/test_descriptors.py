@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import resource
 import socket
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from loadtest.fleet import until
+from loadtest.fleet import ROOT, until
 from router.descriptors import connections_for
 from tests.whole.invariants import check_invariants
 from tests.whole.rig import CHAT, Rig, building, chat_body, group
@@ -57,3 +59,19 @@ def test_a_hundred_connections_at_64_descriptors_are_served_or_refused_in_words(
     shed = rig.metric("router_shed_total", cause="too_many_connections")
     assert shed == rig.sent - rig.metric("router_outcomes_total", outcome="ok")
     check_invariants(rig)
+
+
+def test_k8_a_strict_replica_ends_at_once_where_descriptors_are_few() -> None:
+    command = f"ulimit -n 256 && ROUTER_LIMITS__STRICT_DESCRIPTORS=true exec {sys.executable} -m router serve"
+    done = subprocess.run(
+        ["bash", "-c", f"{command} --port 0 --worker http://127.0.0.1:9"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines() == [
+        "prefix-router: 256 file descriptors (ulimit -n), and limits.strict_descriptors wants 8192"
+    ]
