@@ -83,6 +83,11 @@ RENDERED: list[tuple[Form, Json, Json]] = [
     (Form.MESSAGES, part(type="tool_result", content=["a"]), part(type="tool_result", content=["b"])),
     (Form.MESSAGES, part(type="tool_result", content="a"), part(type="tool_result", content="b")),
     (Form.MESSAGES, part(content=[{"content": ["a"]}]), part(content=[{"content": ["b"]}])),
+    (
+        Form.MESSAGES,
+        part(content=[{"tool_use_id": "t", "content": ["a"]}]),
+        part(content=[{"tool_use_id": "t", "content": ["b"]}]),
+    ),
     (Form.MESSAGES, part(type="tool_use", input={"a": 1}), part(type="tool_use", input={"a": 2})),
     (Form.MESSAGES, part(type="thinking", thinking="a"), part(type="thinking", thinking="b")),
     (Form.RESPONSES, {"input": "x", "instructions": "a"}, {"input": "x", "instructions": "b"}),
@@ -201,6 +206,18 @@ def test_the_size_is_that_of_the_canonical_bytes_and_the_media(messages: list[Js
         assert len(prompt.prefix) <= prompt.size <= len(prompt.prefix) + 4 * 4 * MEDIA_BYTES
     else:
         assert prompt.size >= HORIZON_BYTES
+
+
+@pytest.mark.parametrize("before", [0, HORIZON_BYTES])
+def test_something_unknown_counts_with_its_bytes_to_a_bound(before: int) -> None:
+    """Within the horizon, where its digest enters too, and beyond."""
+
+    def size(odd: Json) -> int:
+        beginning = {"role": "user", "content": "x" * before}
+        return read(Form.CHAT, {"messages": [beginning, {"role": "user", "content": [odd]}]}).size
+
+    assert size({"new": "y" * 100}) - size({"new": "y" * 50}) == 50
+    assert size({"new": "y" * 2 * MEDIA_BYTES}) == size({"new": "y" * 9 * MEDIA_BYTES})
 
 
 def test_beyond_the_horizon_only_the_size_grows() -> None:
