@@ -277,6 +277,22 @@ async def test_a_worker_that_can_not_be_is_refused(body: bytes) -> None:
     assert len(rig.registry) == 0
 
 
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({}, "url: is required"),
+        ({"url": 5}, "url: must be text: put it in quotes"),
+        ({"url": "http://a", "slots": "many"}, "slots: must be a whole number"),
+        ({"url": "http://a", "slots": 0}, "slots: must be more than 0"),
+        ({"url": "http://a", "weight": 1}, "weight: there is no such field"),
+        ([], "must be an object"),
+    ],
+)
+async def test_what_is_wrong_with_a_worker_is_said_plainly(body: object, said: str) -> None:
+    response = await Rig(admin=True).call("POST", "/router/workers", headers=AS_ADMIN, json=body)
+    assert response.json()["error"]["message"] == said
+
+
 async def test_bodies_are_bounded_whether_announced_or_not() -> None:
     rig = Rig(admin=True)
 
