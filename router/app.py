@@ -212,7 +212,7 @@ class Router:
         if self.siblings is not None:
             await self.siblings.start()
         follow = self.reloader.run(late=self.siblings is not None)
-        for work in (self._tick(), self._watch_lag(), follow):
+        for work in (self._tick(), follow):
             task = asyncio.create_task(work)
             self._tasks.add(task)
 
@@ -276,19 +276,19 @@ class Router:
             self.index.set_epoch(worker.id, worker.epoch)
 
     async def _tick(self) -> None:
+        """Housekeeping once a second; how late the loop is, ten times a second while requests are served."""
+        began = time.monotonic()
         while True:
-            await asyncio.sleep(TICK_SECONDS)
+            due = time.monotonic() + (LAG_SECONDS if self.app.active else TICK_SECONDS)
+            await asyncio.sleep(due - time.monotonic())
             now = time.monotonic()
-            self.index.tick(now)
-            self.protocol.sweep(now)
-            look_around(self.app.active)
-            self.control.tick(now)
-
-    async def _watch_lag(self) -> None:
-        while True:
-            due = time.monotonic() + LAG_SECONDS
-            await asyncio.sleep(LAG_SECONDS)
-            self.metrics.loop_lag.observe(max(0.0, time.monotonic() - due))
+            self.metrics.loop_lag.observe(max(0.0, now - due))
+            if now - began >= TICK_SECONDS:
+                began = now
+                self.index.tick(now)
+                self.protocol.sweep(now)
+                look_around(self.app.active)
+                self.control.tick(now)
 
     def _describe(self) -> None:
         """Metrics that are read from their owners."""

@@ -39,6 +39,7 @@ class RouterServer(uvicorn.Server):
         self._router = router
         self._channel = channel
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._leaving = asyncio.Event()
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -73,6 +74,11 @@ class RouterServer(uvicorn.Server):
                 for listener in server.sockets:
                     print(f"listening http://{shown(listener.getsockname())}", flush=True)
 
+    async def main_loop(self) -> None:
+        """Until it is to end; uvicorn's looks ten times a second whether it is."""
+        if not await self.on_tick(0):
+            await self._leaving.wait()
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn's, but connections in line at the door are let in before it closes, or they would be reset."""
         in_line = [connection for listener in sockets or [] for connection in _accept_all(listener)]
@@ -93,7 +99,7 @@ class RouterServer(uvicorn.Server):
         """
         if self._router.draining:
             if self._channel is None:
-                self.should_exit = self.force_exit = True
+                self._leave(at_once=True)
             return
         self._router.draining = True
         delay = self._router.settings.timeouts.drain_delay if sig == signal.SIGTERM else 0.0
@@ -117,7 +123,14 @@ class RouterServer(uvicorn.Server):
         if self._router.siblings is not None:
             self._router.siblings.close()
         self._tell(LEAVING)
+        self._leave()
+
+    def _leave(self, *, at_once: bool = False) -> None:
+        """End the main loop; also called within a signal's handler."""
         self.should_exit = True
+        self.force_exit = self.force_exit or at_once
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._leaving.set)
 
     def _tell(self, report: bytes) -> None:
         if self._channel is not None:
@@ -136,7 +149,7 @@ class RouterServer(uvicorn.Server):
             self._loop.remove_reader(self._channel)
             log.error("the parent process is gone: ending too")
         if word == FORCE:
-            self.should_exit = self.force_exit = True
+            self._leave(at_once=True)
         elif word == RELOAD:
             self._router.reloader.ask()
         else:

@@ -33,6 +33,7 @@ MAX_PEERS = 256
 # Messages that go out in one turn of the event loop, so that a backlog leaves requests their turn.
 BURST = 8
 LEAST_BEAT_SECONDS = 0.02
+LEAST_WATCH_SECONDS = 0.005
 # How far ahead of this machine's clock a worker's start may lie. An epoch from the far future would win for ever.
 EPOCH_AHEAD_SECONDS = 86_400.0
 
@@ -350,11 +351,11 @@ class Sync(NoSync):
         self._registry.set_epoch(worker, epoch)
 
     async def _watch(self) -> None:
+        # One that is about to be too late is so now: nobody's load outlives it by more than the limit.
+        early = self._settings.expire_seconds / 10
         while True:
-            turn = self._settings.expire_seconds / 10
-            await asyncio.sleep(turn)
-            # One that would be too late at the next turn is so now: nobody's load outlives it by more than the limit.
-            for sender in self._peers.expire(self._clock() + turn):
+            await asyncio.sleep(max(LEAST_WATCH_SECONDS, self._peers.first_due(self._clock()) - early))
+            for sender in self._peers.expire(self._clock() + early):
                 self._drop(sender)
 
     def _drop(self, sender: str) -> None:

@@ -102,6 +102,11 @@ class Peers:
         self._silent.pop(sender, None)
         return self._peers.pop(sender, None) is not None
 
+    def first_due(self, now: float) -> float:
+        """In how many seconds the first replica will have been silent for too long, if none is heard."""
+        heard = min((peer.heard for peer in self._peers.values()), default=now)
+        return heard + self._expire_seconds - now
+
     def expire(self, now: float) -> list[str]:
         """Take out the replicas that were not heard for too long, and name them."""
         gone = [sender for sender, peer in self._peers.items() if now - peer.heard >= self._expire_seconds]

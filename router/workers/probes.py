@@ -54,6 +54,9 @@ class Prober:
         self._probes: dict[str, _Probe] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._tls: ssl.SSLContext | None = None
+        # Whether ejections may be under way.
+        self._ejected = asyncio.Event()
+        self._ejected.set()
 
     async def __aenter__(self) -> Prober:
         self.start()
@@ -71,7 +74,7 @@ class Prober:
         hooks = self.registry.hooks
         hooks.added.append(self._add)
         hooks.removed.append(self._remove)
-        hooks.state.append(self._log_change)
+        hooks.state.append(self._state_changed)
         self._own(self._end_ejections(), "ejections")
         spread = min(self.health.interval, _START_SPACING * len(self.registry))
         for worker in self.registry:
@@ -84,7 +87,7 @@ class Prober:
         hooks = self.registry.hooks
         hooks.added.remove(self._add)
         hooks.removed.remove(self._remove)
-        hooks.state.remove(self._log_change)
+        hooks.state.remove(self._state_changed)
         tasks, self._tasks = self._tasks, set()
         for task in tasks:
             task.cancel()
@@ -127,8 +130,16 @@ class Prober:
 
     async def _end_ejections(self) -> None:
         while True:
+            await self._ejected.wait()
             await asyncio.sleep(_TICK_SECONDS)
             passive.tick(self.registry, self.clock())
+            if not any(worker.state is State.EJECTED for worker in self.registry):
+                self._ejected.clear()
+
+    def _state_changed(self, worker: Worker, before: State, after: State) -> None:
+        if after is State.EJECTED:
+            self._ejected.set()
+        self._log_change(worker, before, after)
 
     def _log_change(self, worker: Worker, before: State, after: State) -> None:
         probe = self._probes.get(worker.id)

@@ -98,6 +98,18 @@ def test_replicas_expire_leave_and_are_bounded() -> None:
     assert len(peers) == 1
 
 
+def test_it_is_known_when_the_first_one_may_expire() -> None:
+    peers = Peers(8, 3.0)
+    assert peers.first_due(10.0) == 3.0
+    peers.hear("r1", 1, 10.0)
+    peers.hear("r2", 1, 11.0)
+    assert peers.first_due(11.5) == 1.5
+    peers.hear("r1", 2, 12.0)
+    assert peers.first_due(12.0) == 2.0
+    assert not peers.expire(12.0 + peers.first_due(12.0) - 0.01)
+    assert peers.expire(12.0 + peers.first_due(12.0)) == ["r2"]
+
+
 def test_the_silent_are_bounded_too() -> None:
     peers = Peers(2, 3.0)
     for number in range(5):
