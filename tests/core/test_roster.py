@@ -21,7 +21,7 @@ from router.work import Waiting
 from router.workers import roster
 from router.workers.health import Event
 from router.workers.registry import Facts, Lease, Model, Registry, Worker
-from router.workers.roster import EQUALS, HOLDERS, MOST, SMALL_FLEET, Rosters, by_load
+from router.workers.roster import EQUALS, HOLDERS, MOST, SMALL_FLEET, Rank, Rosters, by_load, by_work
 from router.workers.selection import Inquiry, Placement, Selector
 
 TEXT = b"a beginning that is shared. " * 400
@@ -183,3 +183,29 @@ def test_models_of_the_same_workers_share_a_roster_and_many_pools_have_none() ->
     # The fleet has changed: what was known of all pools is void.
     assert rosters.of("a", pool[1:]) is not None
     assert rosters.of("m11", pool[:31]) is not None
+
+
+def ready(workers: int, host: str = "10.0.0") -> tuple[Registry, tuple[Worker, ...]]:
+    registry = Registry()
+    for number in range(workers):
+        worker = registry.add(f"http://{host}.{number + 1}:8000", slots=9)
+        registry.feed(worker, Event.UP)
+    return registry, tuple(registry)
+
+
+@pytest.mark.parametrize("rank", [by_load, by_work])
+def test_a_roster_knows_its_pool_from_the_beginning_and_nobody_else(rank: Rank) -> None:
+    registry, pool = ready(40)
+    leases = [Lease(registry, worker, 9_000) for worker in pool[:30]]
+    known = Rosters(rank).of("m", pool)
+    assert known is not None
+    idle = known.lowest(7, lambda worker: True)
+    assert len(idle) == EQUALS
+    assert set(idle) < set(pool[30:])
+    assert known.lowest(7, lambda worker: worker is pool[0]) in ([], [pool[0]])
+    others, (other,) = ready(1, "10.0.1")
+    leases += [Lease(others, other, 9_000) for _ in range(5)]
+    known.move(other)
+    assert known.lowest(7, lambda worker: worker is other) == []
+    assert known.least_work(7, 0.0, lambda worker: worker is other) == []
+    assert len(leases) == 35

@@ -15,6 +15,7 @@ from router.policy import Reason
 from router.prompt import Form, Prompt
 from router.settings import CacheSettings, ModelSettings, Settings
 from router.workers.health import Event
+from router.workers.inquiry import worth
 from router.workers.registry import Facts, Model, Registry, Worker
 from router.workers.selection import Inquiry, Placement, Selector, profile_of
 
@@ -63,6 +64,28 @@ def test_who_served_the_beginning_is_chosen_again() -> None:
     placement = fleet.place(TEXT + b"and more " * 100)
     assert placement.worker is owner
     assert placement.decision.reason is Reason.HIT
+
+
+def test_the_lease_tells_what_the_worker_is_going_to_hold() -> None:
+    """The other replicas hear of it, before the worker has answered."""
+    fleet = Fleet()
+    owner = fleet.warm()
+    known = fleet.inquire().hashes
+    placement = fleet.place(TEXT + b"and more " * 1_000)
+    claim = placement.lease.claim
+    assert placement.worker is owner
+    assert claim is not None
+    assert (claim.above, claim.blocks) == (known[-1], tuple(placement.inquiry.hashes[: len(known) - 1 : -1]))
+    assert claim.blocks
+
+
+def test_news_of_a_worker_that_was_removed_meanwhile_is_worth_nothing() -> None:
+    fleet = Fleet()
+    owner = fleet.warm()
+    inquiry = fleet.inquire()
+    found = worth(inquiry, {"gone": 3, owner.id: 3}, fleet.registry)
+    assert list(found) == [owner.id]
+    assert found[owner.id].blocks == 3
 
 
 def test_a_full_owner_is_passed_over_and_the_reason_is_a_spill() -> None:

@@ -71,6 +71,10 @@ def test_null_says_nothing_and_an_escaped_name_is_a_name() -> None:
     wish = b'{"include_usage":true}'
     assert asked(body, Form.COMPLETIONS) == body.replace(b"null", wish)
     assert asked(b'{"prompt":"x","stream":true,"stream\\u005foptions":{}}', Form.COMPLETIONS) is None
+    # Which of two counts is the worker's affair.
+    for one, two in ((b"null", b"{}"), (b"{}", b"null")):
+        twice = b'{"prompt":"x","stream":true,"stream_options":%b,"stream_options":%b}' % (one, two)
+        assert asked(twice, Form.COMPLETIONS) is None
 
 
 @pytest.mark.parametrize("odd", [b'"\xff":1', b",".join(b'"%d":1' % number for number in range(MAX_FIELDS))])
