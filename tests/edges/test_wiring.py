@@ -1,0 +1,114 @@
+"""Settings reach the parts that go by them: where a replica is put together, and where its settings are read again."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from router.app import Router
+from router.dataplane.gate import Bounds
+from router.dataplane.upstream_types import UpstreamLimits
+from router.settings import Settings, load
+from router.workers.registry import Worker
+
+WORKERS = ["http://127.0.0.1:9"]
+# A value for each, none of them a default, and no two alike.
+LIMITS = {
+    "body_bytes": 1_001,
+    "media_body_bytes": 2_002,
+    "total_body_bytes": 30_003,
+    "header_bytes": 4_004,
+    "header_count": 55,
+    "queue_per_worker": 6,
+    "default_slots": 77,
+    "connections_per_worker": 88,
+    "client_connections": 99,
+    "choices": 10,
+    "decisions": 11,
+}
+TIMEOUTS = {
+    "header": 1.5,
+    "body": 2.5,
+    "queue": 3.5,
+    "connect": 4.5,
+    "first_byte": 5.5,
+    "stream_idle": 6.5,
+    "write_stall": 7.5,
+    "upstream_keep_alive": 0.5,
+    "keep_alive": 8.5,
+}
+OTHERS: dict[str, Any] = {
+    "decision_headers": False,
+    "affinity": {"max_blocks": 1_234, "ttl_seconds": 12.5, "tentative_seconds": 1.25},
+    "retry": {"attempts": 3, "budget_share": 0.75, "budget_min": 7},
+    "auth": {"worker_api_key": "worker-key"},
+}
+SETTINGS: dict[str, Any] = {"workers": WORKERS, "limits": LIMITS, "timeouts": TIMEOUTS, **OTHERS}
+
+
+@pytest.fixture(params=["from the start", "read again"])
+async def replica(request: pytest.FixtureRequest) -> AsyncIterator[Router]:
+    settings = load(None, SETTINGS)
+    if request.param == "from the start":
+        made = Router(settings)
+    else:
+        # What needs a restart is as it was.
+        made = Router(load(None, {"workers": WORKERS, "limits": {"decisions": LIMITS["decisions"]}}))
+        made.reconfigure(settings)
+    yield made
+    await made.aclose()
+
+
+def only_worker(replica: Router) -> Worker:
+    (worker,) = replica.registry
+    return worker
+
+
+async def test_what_clients_may_send_and_how_long_they_may_take(replica: Router) -> None:
+    assert replica.protocol.bounds == Bounds(
+        header_bytes=4_004,
+        header_count=55,
+        body_bytes=2_002,
+        header_seconds=1.5,
+        body_seconds=2.5,
+        write_stall_seconds=7.5,
+        keep_alive_seconds=8.5,
+        connections=99,
+    )
+    assert replica.app.budget.limit == 30_003
+    assert (replica.app._limits.body_bytes, replica.app._limits.media_body_bytes) == (1_001, 2_002)
+
+
+async def test_how_workers_are_asked(replica: Router) -> None:
+    assert replica.pools._limits == UpstreamLimits(
+        connect_seconds=4.5, keep_alive_seconds=0.5, first_byte_seconds=5.5, idle_seconds=6.5, max_connections=88
+    )
+    assert only_worker(replica).slots == 77
+    assert replica.prober.worker_key == "worker-key"
+    dispatcher = replica.dispatcher
+    assert dispatcher._settings.retry.attempts == 3
+    budget = dispatcher._budget
+    asked = sum(budget.take(1.0) for _ in range(20))
+    assert asked == 7
+
+
+async def test_how_many_wait_and_for_how_long(replica: Router) -> None:
+    assert (replica.admission._per_worker, replica.admission._seconds) == (6, 3.5)
+
+
+async def test_how_much_is_remembered_and_shown(replica: Router) -> None:
+    index = replica.index
+    assert (index.max_blocks, index.ttl, index.tentative_ttl) == (1_234, 12.5, 1.25)
+    assert replica.ring._ring.maxlen == 11
+    assert replica.relay._reveal is False
+
+
+def test_no_value_above_is_a_default_or_stands_twice() -> None:
+    plain = Settings(workers=WORKERS)  # type: ignore[arg-type]
+    for group, values in (("limits", LIMITS), ("timeouts", TIMEOUTS)):
+        defaults = getattr(plain, group)
+        assert set(values) >= {name for name in type(defaults).model_fields if not name.startswith(("drain", "strict"))}
+        assert all(getattr(defaults, name) != value for name, value in values.items())
+        assert len(set(values.values())) == len(values)
