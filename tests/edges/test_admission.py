@@ -105,6 +105,31 @@ async def test_who_comes_later_does_not_overtake_the_line() -> None:
     fleet.assert_empty()
 
 
+async def test_only_where_nobody_waits_for_the_model_is_there_no_line() -> None:
+    fleet = Fleet()
+    assert fleet.admission.idle("m")
+    fleet.fill()
+    async with waiting(fleet, 1):
+        assert not fleet.admission.idle("m")
+        assert fleet.admission.idle("other")
+    assert fleet.admission.idle("m")
+
+
+async def test_other_bounds_are_for_those_who_come() -> None:
+    fleet = Fleet(per_worker=1)
+    fleet.fill()
+    async with waiting(fleet, 1):
+        fleet.admission.reconfigure(0, 0.5)
+        assert len(fleet.admission) == 1
+        with pytest.raises(QueueFull) as refused:
+            await fleet.place()
+        assert refused.value.retry_after == 1
+        fleet.admission.reconfigure(2, 0.01)
+        async with asyncio.timeout(SECONDS):
+            with pytest.raises(QueueFull, match="in time"):
+                await fleet.place()
+
+
 async def test_the_line_has_a_length_for_each_worker_of_the_model() -> None:
     fleet = Fleet(2, per_worker=2)
     fleet.fill()
@@ -113,7 +138,7 @@ async def test_the_line_has_a_length_for_each_worker_of_the_model() -> None:
             await fleet.place()
         assert refused.value.status == 503
         assert refused.value.code == "queue_full"
-        assert refused.value.retry_after is not None
+        assert refused.value.retry_after == int(SECONDS)
         assert len(fleet.admission) == 4
 
 
@@ -128,8 +153,9 @@ async def test_a_wait_ends_in_time() -> None:
     fleet = Fleet(seconds=0.02)
     [lease] = fleet.fill()
     async with asyncio.timeout(SECONDS):
-        with pytest.raises(QueueFull):
+        with pytest.raises(QueueFull) as refused:
             await fleet.place()
+    assert refused.value.retry_after
     assert len(fleet.admission) == 0
     lease.end()
     fleet.assert_empty()
