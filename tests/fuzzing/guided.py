@@ -88,7 +88,8 @@ def run_one(atheris: Any, name: str, seconds: int, keep: Path, place: Path) -> N
         return mutated(rng, [data, rng.choice(seeds)])[:most]
 
     # Inputs of findings are kept by name here, so nothing is a crash to libFuzzer.
-    flags = [f"-max_len={LONGEST}", "-rss_limit_mb=2048", "-timeout=60", "-verbosity=0"]
+    # It also measures by the wall's clock, which says more about the machine than about an input.
+    flags = [f"-max_len={LONGEST}", "-rss_limit_mb=2048", "-timeout=600", "-report_slow_units=3600", "-verbosity=0"]
     words = [sys.argv[0], *flags, f"-artifact_prefix={keep}/", str(place), str(CORPUS / name)]
     atheris.Setup(words, watcher, custom_mutator=mutate)
     atheris.Fuzz()
