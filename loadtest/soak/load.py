@@ -60,6 +60,8 @@ class Load:
                 self.stop()
                 await asyncio.gather(*lanes)
             finally:
+                # One whose answer comes as it is cancelled goes on.
+                self.stop()
                 for lane in lanes:
                     lane.cancel()
                 await asyncio.gather(*lanes, return_exceptions=True)

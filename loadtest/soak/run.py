@@ -34,6 +34,7 @@ SETTINGS = {
     "ROUTER_TIMEOUTS__DRAIN_DELAY": "0.5",
 }
 REST_SECONDS = 10.0
+ATTEMPTS = 3
 WRITTEN_SECONDS = 0.5  # in which lines of a log are written
 
 
@@ -143,7 +144,7 @@ class Soak:
         self._note("worker killed")
         await asyncio.to_thread(worker.kill)
         await asyncio.sleep(self.plan.away)
-        await asyncio.to_thread(worker.start)
+        await asyncio.to_thread(_start, worker)
 
     async def _redis_restarted(self) -> None:
         self._note("Redis killed")
@@ -196,6 +197,15 @@ class Soak:
         answer = await self._http.get(f"{replica.url}/metrics")
         answer.raise_for_status()
         return answer.text
+
+
+def _start(worker: SimProcess) -> None:
+    """On a machine that is busy with other things it may take more than one attempt."""
+    for _ in range(ATTEMPTS - 1):
+        with contextlib.suppress(RuntimeError):
+            worker.start()
+            return
+    worker.start()
 
 
 @asynccontextmanager
