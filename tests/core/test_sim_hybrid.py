@@ -1,4 +1,4 @@
-"""The cache of several forms: what a hit needs, what is kept, what is evicted, and what faults do to it."""
+"""The cache of several forms: what a hit needs, what is kept and evicted, and how it is configured."""
 
 from __future__ import annotations
 
@@ -6,40 +6,26 @@ import dataclasses
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from loadtest.simworker.config import SimConfig
-from loadtest.simworker.engine import Engine, Rates, Sequence
-from loadtest.simworker.hybrid import FAULTS, HybridCache, HybridHold
+from loadtest.simworker.hybrid import HybridCache
 from loadtest.simworker.shape import HybridShape, shape_of
-from loadtest.simworker.stores import Form, Store
-from loadtest.simworker.tokens import Prompt, Tokenizer
-
-BLOCK, UNIT = 8, 2
-KV, TAIL, STATE = Form.COMPRESSED_KV, Form.UNCOMPRESSED_TAIL, Form.RECURRENT_STATE
-WINDOW, INDEX, DISK = Form.SWA_WINDOW, Form.INDEXER_STATE, Form.ON_DISK_PREFIX
-ROOMY = {KV: 100, TAIL: 100, STATE: 100}
-FIVE = {KV: 100, TAIL: 100, WINDOW: 400, INDEX: 100, DISK: 100}
-
-
-def hybrid(unit: int = UNIT, capacity: dict[Form, int] | None = None, **more: int) -> HybridCache:
-    return HybridCache(HybridShape(BLOCK, unit, capacity or ROOMY, **more))
-
-
-def prompt(ids: range | list[int], unit: int = UNIT) -> Prompt:
-    return Tokenizer(unit).ids(ids, 0)
-
-
-def serve(cache: HybridCache, asked: Prompt) -> int:
-    """A whole request; returns the cached tokens."""
-    hold = cache.reserve(asked, asked.tokens)
-    assert hold is not None
-    cache.commit(hold, asked.hashes)
-    cache.release(hold)
-    return hold.cached_tokens
-
+from loadtest.simworker.stores import Form
+from tests.core.sim_hybrid_rig import (
+    BLOCK,
+    DISK,
+    FIVE,
+    INDEX,
+    KV,
+    ROOMY,
+    STATE,
+    TAIL,
+    UNIT,
+    WINDOW,
+    hybrid,
+    prompt,
+    serve,
+)
 
 # -- where hits land -------------------------------------------------------------------------------------------
 
@@ -191,241 +177,6 @@ def test_clear_is_refused_while_a_request_runs() -> None:
     cache.release(hold)
     assert cache.clear()
     assert serve(cache, asked) == 0
-
-
-# -- faults ----------------------------------------------------------------------------------------------------
-
-
-def test_an_eviction_interrupted_midway_is_noticed_before_the_read() -> None:
-    cache = hybrid()
-    asked = prompt(range(21))
-    serve(cache, asked)
-    cache.inject("eviction_interrupted")
-    assert cache.match(asked) == 20  # the table still promises it
-    assert serve(cache, asked) == 0
-    assert cache.fallbacks == {STATE: 1}
-    assert serve(cache, asked) == 20
-
-
-def test_a_load_that_fails_is_a_shorter_hit() -> None:
-    cache = HybridCache(HybridShape(BLOCK, BLOCK, {KV: 4, DISK: 50}))
-    asked = prompt(range(25), BLOCK)
-    serve(cache, asked)
-    serve(cache, prompt(range(500, 530), BLOCK))
-    cache.inject("load_failure")
-    assert serve(cache, asked) == 16
-    assert cache.fallbacks == {DISK: 1}
-    assert serve(cache, asked) == 24
-
-
-def test_an_index_of_another_version_is_not_trusted() -> None:
-    cache = hybrid(unit=8, capacity=FIVE, window=2)
-    asked = prompt(range(25), 8)
-    serve(cache, asked)
-    cache.inject("version_mismatch")
-    assert serve(cache, asked) < 24
-    assert cache.fallbacks == {INDEX: 1}
-    assert serve(cache, asked) == 24
-
-
-@pytest.mark.parametrize(("kind", "times"), [("flood", 1), ("load_failure", 1), ("version_mismatch", 1), ("x", 0)])
-def test_a_fault_that_cannot_come_is_refused(kind: str, times: int) -> None:
-    with pytest.raises(ValueError, match=r"fault|needs"):
-        hybrid().inject(kind, times)
-
-
-# -- what always holds -----------------------------------------------------------------------------------------
-
-IDS = st.lists(st.integers(0, 1), min_size=1, max_size=40)
-
-
-def shape_with(
-    unit: int, forms: set[Form], room: int, window: int, held_back: int, retention: int, step: int
-) -> HybridShape:
-    capacity = {KV: 12} | dict.fromkeys(forms, room)
-    if unit < BLOCK:
-        capacity[TAIL] = room
-    return HybridShape(
-        BLOCK,
-        unit,
-        capacity,
-        window=window if WINDOW in forms else 0,
-        held_back=held_back,
-        retention=retention * BLOCK,
-        step=step,
-    )
-
-
-SHAPES = st.builds(
-    shape_with,
-    st.sampled_from([1, 2, 4, 8]),
-    st.sets(st.sampled_from([WINDOW, INDEX, DISK, STATE])),
-    st.integers(1, 12),
-    st.integers(2, 20),
-    st.integers(0, 2),
-    st.integers(0, 2),
-    st.sampled_from([0, 5, 8]),
-)
-
-
-@given(SHAPES, st.lists(IDS, min_size=1, max_size=12), IDS)
-@settings(max_examples=60)
-def test_a_hit_is_within_what_is_shared_and_never_the_whole_prompt(
-    shape: HybridShape, earlier: list[list[int]], asked: list[int]
-) -> None:
-    cache = HybridCache(shape)
-    for ids in earlier:
-        serve(cache, prompt(ids, shape.unit))
-    shared = max(common(ids, asked) for ids in earlier)
-    promised = cache.match(prompt(asked, shape.unit))
-    cached = serve(cache, prompt(asked, shape.unit))
-    assert cached == promised  # nothing here breaks a promise
-    assert cached % shape.unit == 0
-    assert cached <= min(shared, len(asked) - 1)
-
-
-@given(SHAPES, st.lists(IDS, min_size=1, max_size=12), IDS, st.sampled_from(sorted(FIVE)))
-@settings(max_examples=60)
-def test_a_hit_is_the_intersection_never_more_than_without_one_form(
-    shape: HybridShape, earlier: list[list[int]], asked: list[int], form: Form
-) -> None:
-    """The same history with one form fewer to satisfy hits at least as deep, if nothing is evicted."""
-    roomy = dataclasses.replace(shape, capacity=dict.fromkeys(shape.capacity, 10000))
-    fewer = dataclasses.replace(
-        roomy, capacity={one: size for one, size in roomy.capacity.items() if one is not form or form in (KV, TAIL)}
-    )
-    whole, part = HybridCache(roomy), HybridCache(fewer)
-    for ids in earlier:
-        serve(whole, prompt(ids, shape.unit))
-        serve(part, prompt(ids, shape.unit))
-    assert whole.match(prompt(asked, shape.unit)) <= part.match(prompt(asked, shape.unit))
-
-
-def common(one: list[int], other: list[int]) -> int:
-    for at, (left, right) in enumerate(zip(one, other, strict=False)):
-        if left != right:
-            return at
-    return min(len(one), len(other))
-
-
-class Requests(RuleBasedStateMachine):
-    """Requests that overlap in any order, with faults between them, on small stores."""
-
-    running = Bundle("running")
-
-    def __init__(self) -> None:
-        super().__init__()
-        room = {KV: 14, TAIL: 3, WINDOW: 12, INDEX: 10, DISK: 6, STATE: 4}
-        self.cache = HybridCache(HybridShape(BLOCK, UNIT, room, window=5, step=6))
-
-    @rule(target=running, ids=IDS)
-    def start(self, ids: list[int]) -> object:
-        asked = prompt(ids)
-        promised = self.cache.match(asked)
-        hold = self.cache.reserve(asked, asked.tokens + 4)
-        if hold is None:
-            return multiple()
-        assert hold.cached_tokens <= min(promised, asked.tokens - 1)
-        # Whatever happened meanwhile: what was read is the prompt's own.
-        assert set(hold.read) <= set(asked.hashes)
-        return (asked, hold)
-
-    @rule(one=running, share=st.floats(0, 1))
-    def compute(self, one: tuple[Prompt, HybridHold], share: float) -> None:
-        asked, hold = one
-        self.cache.commit(hold, asked.hashes[: int(len(asked.hashes) * share)])
-
-    @rule(one=consumes(running))
-    def finish(self, one: tuple[Prompt, HybridHold]) -> None:
-        asked, hold = one
-        self.cache.commit(hold, asked.hashes)
-        self.cache.release(hold)
-
-    @rule(kind=st.sampled_from(sorted(FAULTS)))
-    def break_something(self, kind: str) -> None:
-        self.cache.inject(kind)
-
-    @invariant()
-    def no_store_is_over_its_capacity(self) -> None:
-        for store in self.cache.stores.values():
-            assert len(store) + store.reserved <= store.capacity
-            assert store.pinned + store.reserved <= store.capacity
-            # Only blocks stay pinned while a request runs: everything else was copied.
-            assert store.form is KV or not store.pinned
-            assert store.form in (KV, STATE) or not store.reserved
-        assert 0 <= self.cache.usage <= 1
-
-
-Requests.TestCase.settings = settings(max_examples=40, stateful_step_count=40)
-TestRequests = Requests.TestCase
-
-
-@given(SHAPES, st.integers(1, 4), st.lists(st.tuples(IDS, st.integers(0, 6), st.integers(0, 9)), max_size=25))
-@settings(max_examples=60)
-def test_every_request_ends_and_nothing_stays_pinned(
-    shape: HybridShape, seqs: int, requests: list[tuple[list[int], int, int]]
-) -> None:
-    """Any shape, however little room it has for a form; some requests are aborted, some hits are broken."""
-    cache = HybridCache(shape)
-    engine = Engine(cache, Rates(100.0, 0.05, 1.0, seqs))
-    begun: list[Sequence] = []
-    for at, (ids, output, chance) in enumerate(requests):
-        asked = prompt(ids, shape.unit)
-        after = prompt([*ids, *[1] * output], shape.unit).hashes
-        begun.append(Sequence(asked, output, lambda after=after: after))  # type: ignore[misc]
-        engine.submit(begun[-1], at * 0.1)
-        if chance == 0:
-            engine.abort(begun[at // 2], at * 0.1)
-        if chance == 1:
-            cache.inject("eviction_interrupted")
-    while (due := engine.next_time()) is not None:
-        engine.advance(due)
-    assert all(sequence.over for sequence in begun)
-    assert all(sequence.cached_tokens < sequence.prompt.tokens for sequence in begun)
-    assert not any(store.pinned or store.reserved for store in cache.stores.values())
-    assert cache.clear()
-
-
-# -- one store -------------------------------------------------------------------------------------------------
-
-
-def test_the_object_used_least_recently_goes_first_and_shared_ones_last() -> None:
-    gone: list[int] = []
-    store = Store(KV, 3, lambda entry: gone.append(entry.key))
-    for key in (1, 2, 3):
-        store.put(key, shared=key == 1)
-    first = store.get(2)
-    assert first is not None
-    store.touch(first)
-    store.put(4)
-    store.put(5)
-    assert gone == [3, 2]
-    assert 1 in store
-
-
-def test_pinned_objects_stay_and_what_has_no_room_is_refused() -> None:
-    store = Store(KV, 2)
-    for key in (1, 2):
-        entry = store.put(key)
-        assert entry is not None
-        store.pin(entry)
-    assert store.put(3) is None
-    assert store.refused == 1
-    assert not store.take(1)
-
-
-def test_after_an_interrupted_eviction_the_slot_is_somebody_elses() -> None:
-    store = Store(KV, 1)
-    entry = store.put(1)
-    assert entry is not None
-    store.interrupt(entry)
-    store.put(2)
-    assert 1 in store
-    assert not store.sound(entry)
-    assert store.owner(entry) == 2  # what a read that trusts the table would return
-    store.drop(entry)
-    assert 1 not in store
-    assert len(store) == 1
 
 
 def test_a_configuration_names_the_forms() -> None:
