@@ -166,7 +166,7 @@ class Soak:
             await asyncio.to_thread(self._restarts.wait, 60)
         self._lives.append(life(f"life {self._ends} of the other", self._log_of_this_life(), killed_at=killed_at))
         self._written = self._restarts.log.stat().st_size
-        await asyncio.to_thread(self._restarts.start)
+        await asyncio.to_thread(_start, self._restarts)
         self._away = False
 
     def _log_of_this_life(self) -> str:
@@ -199,13 +199,16 @@ class Soak:
         return answer.text
 
 
-def _start(worker: SimProcess) -> None:
+def _start(process: SimProcess | RouterProcess) -> None:
     """On a machine that is busy with other things it may take more than one attempt."""
     for _ in range(ATTEMPTS - 1):
-        with contextlib.suppress(RuntimeError):
-            worker.start()
+        try:
+            process.start()
+        except (RuntimeError, TimeoutError):
+            process.kill()
+        else:
             return
-    worker.start()
+    process.start()
 
 
 @asynccontextmanager
