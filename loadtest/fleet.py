@@ -20,6 +20,8 @@ import httpx
 ROOT = Path(__file__).resolve().parents[1]
 START_SECONDS = 30.0
 STOP_SECONDS = 10.0
+# Where PYTHONPATH says which router is meant, as for a compiled one, the working directory must not say it first.
+ROUTER = (sys.executable, *(["-P"] if os.environ.get("PYTHONPATH") else []), "-m", "router")
 
 
 def free_port() -> int:
@@ -109,7 +111,11 @@ class Owned:
 
 
 class RouterProcess(Owned):
-    """One replica: `python -m router serve`. Settings are flags; the log goes to a file in `directory`."""
+    """One replica: `python -m router serve`. Settings are flags; the log goes to a file in `directory`.
+
+    `package` is a directory with the router to run, as `scripts/compile` makes it; else that of PYTHONPATH,
+    or this one.
+    """
 
     def __init__(
         self,
@@ -122,8 +128,10 @@ class RouterProcess(Owned):
         config: Path | None = None,
         flags: Sequence[str] = (),
         environment: dict[str, str] | None = None,
+        package: Path | None = None,
     ) -> None:
         super().__init__()
+        self._package = package
         self.log = directory / f"{name}.log"
         self.port = port
         self._workers = list(workers)
@@ -142,7 +150,14 @@ class RouterProcess(Owned):
 
     def start(self) -> None:
         """Start and wait until it listens; raises RuntimeError with what it said instead."""
-        words = [sys.executable, "-m", "router", "serve", "--host", "127.0.0.1", "--port", str(self.port)]
+        words = [
+            *(ROUTER if self._package is None else (sys.executable, "-P", "-m", "router")),
+            "serve",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self.port),
+        ]
         for worker in self._workers:
             words += ["--worker", worker]
         if self._redis_url:
@@ -150,6 +165,8 @@ class RouterProcess(Owned):
         if self._config:
             words += ["--config", str(self._config)]
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("ROUTER_")}
+        if self._package is not None:
+            inherited["PYTHONPATH"] = str(self._package)
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 words + self._flags,

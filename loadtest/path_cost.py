@@ -29,7 +29,7 @@ from loadtest.bench import canned
 from loadtest.bench.bodies import MODEL, TURNS, Conversations, stream_body, text_pool
 from router.app import Router
 from router.cachemodel import CacheProfile
-from router.dataplane import upstream
+from router.dataplane import sockets
 from router.serving import configure_logging
 from router.settings import Settings
 from router.workers.health import State
@@ -79,7 +79,7 @@ class Worker:
         self.expected = 0  # bytes of the body under way
         self.connection: Any = None
 
-    async def open(self, loop: object, connection: Any) -> None:
+    async def open(self, loop: object, connection: Any, *where: object) -> None:
         """In place of a socket's opening."""
         connection.connection_made(Wire(functools.partial(self._written, connection)))
 
@@ -109,7 +109,7 @@ class Bench:
             self.router.index.set_epoch(worker.id, 1.0)
         self.worker = Worker(loop)
         # Bound already, so that it is called without the pool.
-        upstream.UpstreamPool._open_socket = self.worker.open  # type: ignore[method-assign, assignment]
+        sockets.open_connection = self.worker.open  # type: ignore[assignment]
         config = uvicorn.Config(self.router.app, interface="asgi3", lifespan="off", access_log=False, log_config=None)
         config.load()
         self._loop = loop

@@ -7,10 +7,10 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from router.build import described
 from router.descriptors import descriptor_warnings, enough_for, raise_limit
 from router.errors import SettingsError
 from router.flags import Parser, misplaced
@@ -121,7 +121,7 @@ def _parser() -> Parser:
         prog="prefix-router",
         description="Routing proxy that sends each prompt to the vLLM worker that already holds its beginning.",
     )
-    parser.add_argument("--version", action="version", version=f"prefix-router {_version()}")
+    parser.add_argument("--version", action="version", version=f"prefix-router {described()}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     serve = commands.add_parser("serve", help="run one replica")
     check = commands.add_parser("check-config", help="read the settings and report every problem")
@@ -140,13 +140,6 @@ def _parser() -> Parser:
     commands.add_parser("top", help="the fleet in a terminal, live", add_help=False)
     commands.add_parser("explain", help="what would become of a request, and why", add_help=False)
     return parser
-
-
-def _version() -> str:
-    try:
-        return version("prefix-router")
-    except PackageNotFoundError:
-        return "of a source tree that is not installed"
 
 
 def _flags(parsed: argparse.Namespace) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple
 
 
@@ -54,6 +54,10 @@ class Group:
         if self.kind is Kind.SLIDING_WINDOW and self.window < 1:
             raise ValueError(f"a sliding window must be positive: {self.window}")
 
+    # Pickled by what made it, for processes share profiles, and one that is compiled can't be filled in afterwards.
+    def __reduce__(self) -> tuple[type[Group], tuple[object, ...]]:
+        return Group, (self.kind, self.block_size, self.window)
+
 
 @dataclass(frozen=True, slots=True)
 class Tier:
@@ -65,6 +69,9 @@ class Tier:
     def __post_init__(self) -> None:
         if not 0 <= self.wait_permille <= 1000:
             raise ValueError(f"wait_permille of tier {self.medium!r} must lie in 0..1000, not {self.wait_permille}")
+
+    def __reduce__(self) -> tuple[type[Tier], tuple[object, ...]]:
+        return Tier, (self.medium, self.wait_permille)
 
 
 # Assumptions until an operator sets measured ones: what PCIe and an NVMe disk leave of a prefill of a mid-size model.
@@ -102,6 +109,9 @@ class CacheProfile:
         object.__setattr__(self, "unit", unit)
         object.__setattr__(self, "dropped", max(1, self.held_back) if coarse else self.held_back)
         object.__setattr__(self, "computed", 0 if coarse else 1)
+
+    def __reduce__(self) -> tuple[type[CacheProfile], tuple[object, ...]]:
+        return CacheProfile, tuple([getattr(self, given.name) for given in fields(self) if given.init])
 
     @property
     def floor_tokens(self) -> int:

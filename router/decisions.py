@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final
 
 # Decisions whose evidence is kept: it is larger than a record, and people ask about what has just happened.
@@ -58,7 +58,10 @@ class DecisionRecord:
 
     def as_dict(self) -> dict[str, Any]:
         """All fields by name."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return {name: getattr(self, name) for name in _FIELDS}
+
+
+_FIELDS: Final = tuple([field.name for field in fields(DecisionRecord)])
 
 
 class DecisionRing:

@@ -16,9 +16,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 MAX_SERIES: Final = 5_000
 OTHER: Final = "other"
-SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
-MICROS: Final = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 5e-2, 1e-1)
-LAGS: Final = (1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 1e-1, 0.25, 0.5, 1.0)
+SECONDS: Final[tuple[float, ...]] = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
+                                     120.0, 300.0)  # fmt: skip
+# Typed as they are since mypyc takes a global that is a tuple of numbers for one that was never set.
+MICROS: Final[tuple[float, ...]] = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 5e-2, 1e-1)
+LAGS: Final[tuple[float, ...]] = (1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 1e-1, 0.25, 0.5, 1.0)
 
 Labels = tuple[str, ...]
 Cell = list[float]  # of one number
@@ -202,58 +204,70 @@ class Metrics:
 
     def __init__(self, process: str = "") -> None:
         self._process = process
+        self._parts: list[Counter | Histogram | Reading] = []
         self._rows: dict[tuple[str, str, str, str], Row] = {}
         self._count_requests()
         self._count_predictions()
         self._count_troubles()
-        self.loop_lag = Histogram("router_event_loop_lag_seconds", "Delay of a periodic timer, seconds.", (), LAGS)
-        self._parts: list[Counter | Histogram | Reading] = [
-            part for part in vars(self).values() if isinstance(part, Counter | Histogram)
-        ]
+        self.loop_lag = self._histogram(
+            "router_event_loop_lag_seconds", "Delay of a periodic timer, seconds.", (), LAGS
+        )
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
     def _count_requests(self) -> None:
-        self.requests = Counter(
+        self.requests = self._counter(
             "router_requests_total", "Requests answered.", ("endpoint", "model", "worker", "status")
         )
-        self.outcomes = Counter("router_outcomes_total", "How requests ended.", ("outcome",))
-        self.request_seconds = Histogram("router_request_seconds", "Whole requests, seconds.", ("endpoint",))
-        self.ttft_seconds = Histogram(
+        self.outcomes = self._counter("router_outcomes_total", "How requests ended.", ("outcome",))
+        self.request_seconds = self._histogram("router_request_seconds", "Whole requests, seconds.", ("endpoint",))
+        self.ttft_seconds = self._histogram(
             "router_ttft_seconds", "Time to the first body byte, seconds.", ("model", "worker", "reason")
         )
-        self.decision_seconds = Histogram(
+        self.decision_seconds = self._histogram(
             "router_decision_seconds", "Prompt reading, hashing, lookup and choice, seconds.", (), MICROS
         )
-        self.decisions = Counter("router_affinity_decisions_total", "Decisions by reason.", ("model", "reason"))
-        self.blocks_queried = Counter("router_affinity_blocks_queried_total", "Whole blocks of all prompts.")
-        self.blocks_matched = Counter("router_affinity_blocks_matched_total", "Blocks that the chosen worker held.")
+        self.decisions = self._counter("router_affinity_decisions_total", "Decisions by reason.", ("model", "reason"))
+        self.blocks_queried = self._counter("router_affinity_blocks_queried_total", "Whole blocks of all prompts.")
+        self.blocks_matched = self._counter(
+            "router_affinity_blocks_matched_total", "Blocks that the chosen worker held."
+        )
 
     def _count_predictions(self) -> None:
-        self.predicted = Counter(
+        self.predicted = self._counter(
             "router_predicted_cached_tokens_total", "Tokens predicted to be resumed.", ("model", "worker")
         )
-        self.reported = Counter(
+        self.reported = self._counter(
             "router_reported_cached_tokens_total", "Tokens that the engine reports as cached.", ("model", "worker")
         )
-        self.confirmed = Counter(
+        self.confirmed = self._counter(
             "router_confirmed_cached_tokens_total", "Predicted tokens that were cached.", ("model", "worker")
         )
-        self.verdicts = Counter("router_calibration_verdicts_total", "Answers by verdict.", ("worker", "verdict"))
-        self.emptied = Counter("router_emptied_caches_total", "Caches found to be empty.", ("worker",))
-        self.counter_checks = Counter(
+        self.verdicts = self._counter("router_calibration_verdicts_total", "Answers by verdict.", ("worker", "verdict"))
+        self.emptied = self._counter("router_emptied_caches_total", "Caches found to be empty.", ("worker",))
+        self.counter_checks = self._counter(
             "router_counter_checks_total", "Comparisons with a worker's counters.", ("worker", "finding")
         )
-        self.fallbacks = Counter(
+        self.fallbacks = self._counter(
             "router_post_hit_fallbacks_total", "Predicted hits that fell short.", ("model", "worker", "cause")
         )
 
     def _count_troubles(self) -> None:
-        self.retries = Counter("router_retries_total", "Requests sent to another worker.", ("cause",))
-        self.ejections = Counter("router_ejections_total", "Workers ejected.", ("worker", "cause"))
-        self.aborts = Counter("router_aborts_total", "Requests that their client left.", ("stage",))
-        self.shed = Counter("router_shed_total", "Requests refused for want of room.", ("cause",))
-        self.upstream_errors = Counter("router_upstream_errors_total", "Failed attempts.", ("worker", "cause"))
+        self.retries = self._counter("router_retries_total", "Requests sent to another worker.", ("cause",))
+        self.ejections = self._counter("router_ejections_total", "Workers ejected.", ("worker", "cause"))
+        self.aborts = self._counter("router_aborts_total", "Requests that their client left.", ("stage",))
+        self.shed = self._counter("router_shed_total", "Requests refused for want of room.", ("cause",))
+        self.upstream_errors = self._counter("router_upstream_errors_total", "Failed attempts.", ("worker", "cause"))
+
+    def _counter(self, name: str, help: str, labels: Labels = ()) -> Counter:
+        counter = Counter(name, help, labels)
+        self._parts.append(counter)
+        return counter
+
+    def _histogram(self, name: str, help: str, labels: Labels = (), buckets: tuple[float, ...] = SECONDS) -> Histogram:
+        histogram = Histogram(name, help, labels, buckets)
+        self._parts.append(histogram)
+        return histogram
 
     def row(self, endpoint: str, model: str, worker: str, reason: str) -> Row:
         """What is counted of a request once its worker is chosen."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from xxhash import xxh3_64_intdigest
 
@@ -90,21 +90,43 @@ class Ask:
     cut_off: bool = False
 
 
-@dataclass(slots=True)
 class Decision(Generic[C]):
     """The chosen worker, why, and what the choice looked like."""
 
-    worker: C
-    reason: Reason
-    match: Match
-    blocks: int
-    load: int
-    min_load: int
-    slack: int
-    runner_up: C | None = None
-    # Of a policy that scores: the candidates' scores in their order, for those who ask why.
-    scores: Sequence[float] | None = None
+    __slots__ = ("blocks", "load", "match", "min_load", "reason", "runner_up", "scores", "slack", "worker")
 
+    def __init__(
+        self,
+        worker: C,
+        reason: Reason,
+        match: Match,
+        blocks: int,
+        load: int,
+        min_load: int,
+        slack: int,
+        runner_up: C | None = None,
+        scores: Sequence[float] | None = None,
+    ) -> None:
+        self.worker = worker
+        self.reason = reason
+        self.match = match
+        self.blocks = blocks
+        self.load = load
+        self.min_load = min_load
+        self.slack = slack
+        self.runner_up = runner_up
+        # Of a policy that scores: the candidates' scores in their order, for those who ask why.
+        self.scores = scores
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Decision):
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name) for name in _DECIDED)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+_DECIDED: Final = ("blocks", "load", "match", "min_load", "reason", "runner_up", "scores", "slack", "worker")
 
 Matches = Mapping[str, Match]
 

@@ -105,6 +105,15 @@ install_debian() {
   } >/dev/null 2>&1 || { say "Could not install $* from Debian."; return 1; }
 }
 
+# ensure_compiler: a C compiler, and the headers of the environment's interpreter.
+ensure_compiler() {
+  local missing=()
+  command -v cc >/dev/null 2>&1 || command -v gcc >/dev/null 2>&1 || missing+=(gcc libc6-dev)
+  "$PY" -c 'import pathlib, sys, sysconfig; sys.exit(not pathlib.Path(sysconfig.get_path("include"), "Python.h").exists())' ||
+    missing+=("libpython$("$PY" -c 'import sys; print("%d.%d" % sys.version_info[:2])')-dev")
+  [ ${#missing[@]} -eq 0 ] || install_debian "${missing[@]}"
+}
+
 # ensure_servers [COMMAND=PACKAGE...]: redis-server, nginx and these, as far as the machine lets us. Never started as
 # services.
 ensure_servers() {

@@ -16,7 +16,7 @@ from loadtest.bench.page import as_html
 from loadtest.bench.plan import FULL, QUICK, Plan
 from loadtest.bench.plot import draw
 from loadtest.bench.session import Outcome, run
-from loadtest.bench.systems import NAMES, OURS
+from loadtest.bench.systems import NAMES, OURS, Places
 from loadtest.bench.targets import judge
 from loadtest.fleet import ROOT
 
@@ -29,6 +29,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=2, help="fast workers (default: 2)")
     parser.add_argument("--no-pin", action="store_true", help="do not keep proxies and load on cores of their own")
     parser.add_argument("--cache", type=Path, default=ROOT / ".run" / "peers", help="environments of the peers")
+    parser.add_argument("--compiled", type=Path, help="the router as scripts/compile made it (default: the source)")
     parser.add_argument("--out", type=Path, default=ROOT / ".run" / "bench", help="directory for results and logs")
     parser.add_argument("--publish", action="store_true", help="show the results in docs/performance.md")
     options = parser.parse_args(argv)
@@ -55,7 +56,8 @@ def main(argv: Sequence[str]) -> int:
     if options.rounds:
         plan = dataclasses.replace(plan, rounds=options.rounds)
     facts = {"date": time.strftime("%Y-%m-%d"), **machine.describe(), "load before": machine.load_average()}
-    outcome = run(plan, options.names, directory, options.cache, options.workers, say, pin=not options.no_pin)
+    places = Places(directory, options.cache, options.compiled)
+    outcome = run(plan, options.names, places, options.workers, say, pin=not options.no_pin)
     facts |= {"load after": machine.load_average(), "rounds": str(outcome.rounds), "workers": str(options.workers)}
     text = _write(directory, outcome, facts)
     print(text)

@@ -10,14 +10,13 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO
 
 from loadtest.bench import proc
 from loadtest.bench.jobs import Closed, Open, Result, Streams, decode_result, encode
 from loadtest.bench.plan import HalfLoad, Load, Measure, Paced, Plan, another_round, named, order, warm
 from loadtest.bench.samples import Samples, figures
-from loadtest.bench.systems import DIRECT, Bench, Cores, System, on, pids_of
+from loadtest.bench.systems import DIRECT, Bench, Cores, Places, System, on, pids_of
 from loadtest.fleet import START_SECONDS, Owned
 from loadtest.report.progress import Progress
 
@@ -203,9 +202,7 @@ class Session:
         return ", ".join(f"{system} {value:.0f} us" for system, value in values.items() if value is not None)
 
 
-def run(
-    plan: Plan, names: Sequence[str], directory: Path, cache: Path, workers: int, say: Say, *, pin: bool = True
-) -> Outcome:
+def run(plan: Plan, names: Sequence[str], places: Places, workers: int, say: Say, *, pin: bool = True) -> Outcome:
     """Start everything, run the plan, end everything; a system that does not start is left out and named."""
     cores = Cores.split(sorted(os.sched_getaffinity(0)), pin=pin)
     missing: dict[str, str] = {}
@@ -216,7 +213,7 @@ def run(
             stack.enter_context(fast)
             driver = Driver()
             stack.enter_context(driver)
-        bench = Bench(directory, cache, cores, fast.ports, stack)
+        bench = Bench(places, cores, fast.ports, stack)
         for name in names:
             say(f"starting {name}")
             try:

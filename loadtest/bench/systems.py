@@ -15,7 +15,7 @@ from loadtest.bench import peers, proc
 from loadtest.bench.bodies import MODEL
 from loadtest.bench.machine import output_of
 from loadtest.bench.peers import SGLANG, VLLM, Package
-from loadtest.fleet import Owned, RedisProcess, RouterProcess, find_nginx, free_port, until
+from loadtest.fleet import ROOT, Owned, RedisProcess, RouterProcess, find_nginx, free_port, until
 
 START_SECONDS = 60.0
 DIRECT = "direct"
@@ -25,7 +25,7 @@ PEERS: dict[str, tuple[Package, str]] = {
     "vllm": (VLLM, "cache_aware"),
     "vllm-p2": (VLLM, "power_of_two"),
 }
-NAMES = (DIRECT, "nginx", *PEERS, OURS, "minimal")
+NAMES = (DIRECT, "nginx", *PEERS, OURS, "minimal", "source")
 
 # Everything else is as the router comes; nothing is in flight when it is told to end.
 AT_ONCE = "timeouts: {{drain_delay: 0, drain: 1}}\n"
@@ -41,6 +41,15 @@ class System:
     title: str
     port: int
     roots: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Directories: of results and logs, of the peers' environments, and of the compiled router, if there is one."""
+
+    results: Path
+    cache: Path
+    compiled: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +123,10 @@ class Command(Owned):
 class Bench:
     """Starts the systems asked for; all end with the stack."""
 
-    def __init__(self, directory: Path, cache: Path, cores: Cores, workers: Sequence[int], stack: ExitStack) -> None:
-        self._directory = directory
-        self._cache = cache
+    def __init__(self, places: Places, cores: Cores, workers: Sequence[int], stack: ExitStack) -> None:
+        self._directory = places.results
+        self._cache = places.cache
+        self._compiled = places.compiled
         self._cores = cores
         self._workers = list(workers)
         self._urls = [f"http://127.0.0.1:{port}" for port in workers]
@@ -126,7 +136,8 @@ class Bench:
         """Start one system and wait until it serves; raises RuntimeError."""
         if name in PEERS:
             return self._peer(name, *PEERS[name])
-        return {DIRECT: self._direct, "nginx": self._nginx, OURS: self._full, "minimal": self._minimal}[name]()
+        own = {OURS: self._full, "minimal": self._minimal, "source": self._source}
+        return {DIRECT: self._direct, "nginx": self._nginx, **own}[name]()
 
     def _direct(self) -> System:
         return System(DIRECT, "straight to a worker", self._workers[0], ())
@@ -152,33 +163,51 @@ class Bench:
         return System(name, f"{package.title}, {policy}", port, (server.pid,))
 
     def _full(self) -> System:
-        """Everything on, and a second replica that hears all the news and gets no requests.
+        """Everything on, and a second replica that hears all the news and gets no requests."""
+        how = "" if self._compiled is None else ", compiled"
+        return self._with_a_second(OURS, f"prefix-router, everything on{how}", self._compiled)
 
-        Redis and that replica have cores of their own in reality. Here they share those of the driver and the workers,
-        and would hold them up within requests if they had the same right to them.
+    def _source(self) -> System:
+        """The same, without having been compiled."""
+        return self._with_a_second("source", "prefix-router, everything on, as source", ROOT)
+
+    def _with_a_second(self, name: str, title: str, package: Path | None) -> System:
+        """Redis and the second replica have cores of their own in reality.
+
+        Here they share those of the driver and the workers, and would hold them up within requests if they had the same
+        right to them.
         """
         with on(self._cores.load):
-            redis = self._stack.enter_context(RedisProcess(self._directory))
-        replica = self._router("ours", FULL_CONFIG, redis.url, self._cores.proxy)
-        other = self._router("idle-replica", FULL_CONFIG, redis.url, self._cores.load)
+            redis = self._stack.enter_context(RedisProcess(self._logs_of(name)))
+        replica = self._router(name, FULL_CONFIG, redis.url, self._cores.proxy, package)
+        other = self._router(f"{name}-idle", FULL_CONFIG, redis.url, self._cores.load, package)
         give_way(redis.pid)
         give_way(other.pid)
-        return System(OURS, "prefix-router, everything on", replica.port, (replica.pid,))
+        return System(name, title, replica.port, (replica.pid,))
 
     def _minimal(self) -> System:
         """The same code with nothing on that a deployment of one replica could do without."""
-        replica = self._router("minimal", MINIMAL_CONFIG, None, self._cores.proxy)
+        replica = self._router("minimal", MINIMAL_CONFIG, None, self._cores.proxy, self._compiled)
         title = "prefix-router, no sync, no decision headers, log at warning"
         return System("minimal", title, replica.port, (replica.pid,))
 
-    def _router(self, name: str, config: str, redis_url: str | None, cores: frozenset[int]) -> RouterProcess:
+    def _router(
+        self, name: str, config: str, redis_url: str | None, cores: frozenset[int], package: Path | None
+    ) -> RouterProcess:
         path = self._directory / f"{name}.yaml"
         path.write_text(config.format(log=self._directory / f"{name}.decisions"))
-        replica = RouterProcess(self._directory, self._urls, name=name, redis_url=redis_url, config=path)
+        replica = RouterProcess(
+            self._directory, self._urls, name=name, redis_url=redis_url, config=path, package=package
+        )
         with on(cores):
             self._stack.enter_context(replica)
         replica.wait_ready(len(self._urls))
         return replica
+
+    def _logs_of(self, name: str) -> Path:
+        directory = self._directory / name
+        directory.mkdir()
+        return directory
 
     def _launch(self, name: str, words: Sequence[str]) -> Command:
         server = Command(words, self._directory / f"{name}.log", self._directory)

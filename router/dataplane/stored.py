@@ -47,11 +47,10 @@ class StoredResponses:
             lease = Lease(self._registry, worker)
             try:
                 response = await self._ask(client, worker, name, action, body)
-                if response.status == 404 and worker is not workers[-1]:
-                    response.close()
-                    continue
-                await self._pass_on(client, worker, response)
-                return
+                if response.status != 404 or worker is workers[-1]:
+                    await self._pass_on(client, worker, response)
+                    return
+                response.close()
             except errors.UpstreamError as error:
                 if client.started:
                     raise

@@ -13,9 +13,9 @@ import ssl
 from typing import Final
 
 from router import errors
+from router.dataplane import sockets
 from router.dataplane.upstream_connection import UpstreamConnection, UpstreamResponse
 from router.dataplane.upstream_types import Origin, PoolStatistics, UpstreamLimits, UpstreamLost
-from router.settings import may_be_a_worker
 
 __all__ = ["Origin", "PoolStatistics", "UpstreamLimits", "UpstreamLost", "UpstreamPool", "UpstreamResponse"]
 
@@ -137,7 +137,7 @@ class UpstreamPool:
         self._connecting.add(timeout)
         try:
             async with timeout:
-                await self._open_socket(loop, connection)
+                await sockets.open_connection(loop, connection, self._origin.host, self._origin.port, self._ssl)
         except BaseException as error:
             connection.abort()
             if isinstance(error, (OSError, UnicodeError)):
@@ -147,17 +147,6 @@ class UpstreamPool:
             self._connecting.discard(timeout)
         self._adopt(loop, connection)
         return connection
-
-    async def _open_socket(self, loop: asyncio.AbstractEventLoop, connection: UpstreamConnection) -> None:
-        origin = self._origin
-        name = origin.host if self._ssl is not None else None
-        transport, _ = await loop.create_connection(
-            lambda: connection, origin.host, origin.port, ssl=self._ssl, server_hostname=name
-        )
-        # The name was checked when it was configured; where it leads now is its name server's word.
-        peer = transport.get_extra_info("peername")
-        if peer is not None and not may_be_a_worker(peer[0]):
-            raise ConnectionRefusedError("not an address of a worker")
 
     def _adopt(self, loop: asyncio.AbstractEventLoop, connection: UpstreamConnection) -> None:
         self._opened_total += 1

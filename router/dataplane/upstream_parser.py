@@ -9,7 +9,7 @@ status codes outside 200..599, switched protocols, and everything without a boun
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from httptools import HttpParserError, HttpResponseParser
 
@@ -22,6 +22,10 @@ PIECE_OVERHEAD: Final = 41
 
 class _SurplusBytes(Exception):
     """Stops httptools at the first byte behind the answer."""
+
+
+def _nothing(data: bytes) -> None:
+    """In place of an engine that is gone."""
 
 
 class ResponseParser:
@@ -62,7 +66,7 @@ class ResponseParser:
 
     def __init__(self, limits: UpstreamLimits) -> None:
         self._limits = limits
-        self._engine = HttpResponseParser(self)
+        self._engine: Any = HttpResponseParser(self)
         self._execute: Callable[[bytes], None] = self._engine.feed_data
         # Whatever sets one of these three ends the connection too.
         self._refusal: errors.UpstreamProtocolError | None = None
@@ -133,7 +137,7 @@ class ResponseParser:
 
     def release(self) -> None:
         """Break the cycle with httptools, so that a closed connection is freed at once."""
-        del self._engine, self._execute
+        self._engine, self._execute = None, _nothing
 
     # -- called by httptools; an exception in here stops it ------------------------------------------------
 

@@ -228,7 +228,7 @@ def _form_fields(body: bytes, delimiter: bytes) -> Iterator[tuple[bytes, bytes]]
             return
         name = FIELD_NAME.search(body, head, start)
         if name is not None and end - start <= FORM_VALUE_BYTES:
-            yield name[1] or name[2] or b"", body[start + 4 : end].strip()
+            yield name[1] or name[2] or b"", body[min(start + 4, end) : end].strip()
         end += 2
 
 

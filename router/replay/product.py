@@ -68,16 +68,12 @@ def prompt_of(job: Job) -> Prompt:
     )
 
 
-class WideSelector(Selector):
-    """A selector whose hashes lie where a given horizon has them."""
-
-    horizon: Horizon
-
-    def inquire(self, prompt: Prompt, tenant: str = "") -> Inquiry:
-        inquiry = super().inquire(prompt, tenant)
-        inquiry.ends = self.horizon(len(prompt.prefix))
-        inquiry.hashes = hashes_at(prompt.prefix, self._start(tenant, inquiry.model, prompt.salt), inquiry.ends)
-        return inquiry
+def inquire_at(selector: Selector, horizon: Horizon, prompt: Prompt) -> Inquiry:
+    """As `selector.inquire`, with hashes where another horizon than the product's has them."""
+    inquiry = selector.inquire(prompt)
+    inquiry.ends = horizon(len(prompt.prefix))
+    inquiry.hashes = hashes_at(prompt.prefix, selector.start("", inquiry.model, prompt.salt), inquiry.ends)
+    return inquiry
 
 
 @dataclass(slots=True)
@@ -100,12 +96,8 @@ class ProductRule:
         self.registry = Registry(lambda: self.now)
         self.index = AffinityMap(limits.max_blocks, limits.ttl_seconds, limits.tentative_seconds)
         self.workers = _fleet(self.registry, self.index, setting)
-        parts = (settings, self.registry, self.index, TokenRatios(), setting.rng.random)
-        if horizon is None:
-            self.selector = Selector(*parts)
-        else:
-            self.selector = wide = WideSelector(*parts)
-            wide.horizon = HORIZONS[horizon]
+        self.selector = Selector(settings, self.registry, self.index, TokenRatios(), setting.rng.random)
+        self._horizon = HORIZONS[horizon] if horizon is not None else None
         self._numbers = {worker.id: number for number, worker in enumerate(self.workers)}
         self._owned = _Owned()
         self.selector.owned_hooks.append(self._owned)
@@ -139,7 +131,11 @@ class ProductRule:
     def _inquire(self, job: Job) -> Inquiry:
         if isinstance(job.note, Inquiry):
             return job.note  # it was held, and is hashed
-        inquiry = self.selector.inquire(prompt_of(job))
+        prompt = prompt_of(job)
+        if self._horizon is None:
+            inquiry = self.selector.inquire(prompt)
+        else:
+            inquiry = inquire_at(self.selector, self._horizon, prompt)
         inquiry.prompt.prefix = b""  # hundreds of KB for each request that waits
         return inquiry
 

@@ -5,7 +5,6 @@ The step is synchronous so that two requests in one turn of the event loop see e
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from itertools import islice
 from typing import NamedTuple
@@ -182,7 +181,7 @@ class Selector:
         hashes: list[int] = []
         whole = 0
         if prompt.form in WITH_PREFIX and settings.reuse != "off":
-            start = self._start(tenant if self._apart else "", model, prompt.salt)
+            start = self.start(tenant if self._apart else "", model, prompt.salt)
             hashes = block_hashes(prompt.prefix, start)
             if hashes and self._policy is None:
                 whole = xxh3_64_intdigest(memoryview(prompt.prefix)[end_of(len(hashes)) :], hashes[-1])
@@ -322,7 +321,7 @@ class Selector:
             full = [worker for worker in candidates if worker not in free and worker.id in steering]
             deepest = max(full, key=lambda worker: steering[worker.id].resumable, default=None)
             if deepest is not None and steering[deepest.id].resumable > 0:
-                return dataclasses.replace(decision, reason=Reason.SPILL, runner_up=deepest)
+                decision.reason, decision.runner_up = Reason.SPILL, deepest
         return decision
 
     def _ask(self, inquiry: Inquiry, matches: dict[str, Match]) -> tuple[dict[str, Match], Ask]:
@@ -355,7 +354,7 @@ class Selector:
             if age is not None:
                 self.registry.work.reused(age, share)
 
-    def _start(self, tenant: str, model: str, salt: str) -> int:
+    def start(self, tenant: str, model: str, salt: str) -> int:
         key = (tenant, model, salt)
         start = self._starts.get(key)
         if start is None:

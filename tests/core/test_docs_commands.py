@@ -58,6 +58,7 @@ def unknown(flags: tuple[str, ...], text: str) -> list[str]:
 COMMANDS = sorted({(page, command, tuple(flags)) for page, command, flags in typed()})
 
 
+@pytest.mark.interpreted  # the files of the source are looked at
 @pytest.mark.parametrize(("page", "command", "flags"), COMMANDS)
 def test_a_command_that_is_shown_exists_with_its_flags(page: str, command: str, flags: tuple[str, ...]) -> None:
     if command.startswith("prefix-router"):
@@ -69,6 +70,7 @@ def test_a_command_that_is_shown_exists_with_its_flags(page: str, command: str, 
         assert unknown(flags, sources(place_of(command.split()[-1]))) == [], page
 
 
+@pytest.mark.interpreted
 def test_the_house_has_every_module() -> None:
     house = re.search(r"^    router/\n(?:    .*\n)+", (DOCS / "why.md").read_text(), re.MULTILINE)
     assert house

@@ -11,6 +11,9 @@ from tests.fuzzing import guided
 from tests.fuzzing.guided import Watcher, arcs_of, lacking, main, offer, seed_of
 from tests.fuzzing.targets import TARGETS
 
+# Lines of what was compiled can't be followed.
+pytestmark = pytest.mark.interpreted
+
 CHAT = b'{"model":"m","messages":[{"role":"user","content":"hello"}]}'
 OTHER_CHAT = CHAT.replace(b"hello", b"other")
 

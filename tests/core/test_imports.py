@@ -21,6 +21,7 @@ FLOORS = {
     "keys": 2,
     "prompt": 2,
     "hashing": 0,
+    "build": 1,
     "cachemodel": 2,
     "touches": 0,
     "holdings": 1,

@@ -405,6 +405,7 @@ async def test_every_answer_has_one_request_id(path: str) -> None:
     assert replaced.headers["x-request-id"] != "no good"
 
 
+@pytest.mark.interpreted
 async def test_a_failure_of_the_router_itself_is_an_error_like_any_other(caplog: pytest.LogCaptureFixture) -> None:
     rig = Rig()
     rig.worker("a").facts = None  # type: ignore[assignment]

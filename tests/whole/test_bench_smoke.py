@@ -10,7 +10,7 @@ import pytest
 from loadtest.bench import proc
 from loadtest.bench.plan import HalfLoad, Load, Paced, Plan
 from loadtest.bench.session import run
-from loadtest.bench.systems import DIRECT, OURS
+from loadtest.bench.systems import DIRECT, OURS, Places
 from loadtest.fleet import find_nginx, find_redis
 from tests.whole.conftest import require
 
@@ -33,7 +33,7 @@ def test_a_short_run_measures_every_system(tmp_path: Path) -> None:
     require(find_redis(), "redis-server")
     require(find_nginx(), "nginx")
     said: list[str] = []
-    outcome = run(PLAN, [DIRECT, "nginx", OURS], tmp_path, tmp_path, 2, said.append, pin=False)
+    outcome = run(PLAN, [DIRECT, "nginx", OURS], Places(tmp_path, tmp_path), 2, said.append, pin=False)
     assert outcome.missing == {}
     assert outcome.rounds == 1
     assert not [line for line in said if "failed" in line]
@@ -55,7 +55,7 @@ def test_a_system_that_does_not_start_is_named_and_left_out(tmp_path: Path) -> N
     require(find_redis(), "redis-server")
     (tmp_path / "nginx").write_text("in the way of the directory")
     outcome = run(
-        Plan((), 0, 0.0, idle_seconds=0.01), [DIRECT, "nginx"], tmp_path, tmp_path, 1, lambda _: None, pin=False
+        Plan((), 0, 0.0, idle_seconds=0.01), [DIRECT, "nginx"], Places(tmp_path, tmp_path), 1, lambda _: None, pin=False
     )
     assert set(outcome.missing) == {"nginx"}
     assert set(outcome.titles) == {DIRECT}

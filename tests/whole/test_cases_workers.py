@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from loadtest.fleet import ROOT, RouterProcess, free_port, until
+from loadtest.fleet import ROOT, ROUTER, RouterProcess, free_port, until
 from tests.whole.rig import CHAT, QUICK, Rig, building, chat_body, group, text_of
 
 WORKER_KEY = "canary-of-the-workers"
@@ -138,7 +137,7 @@ def test_p93_short_prompts_are_routed_by_load_once_a_length_is_set(rig: Rig) -> 
 def test_p93_settings_that_mean_nothing_stop_the_start(tmp_path: Path) -> None:
     config = tmp_path / "router.yaml"
     config.write_text("policy: {nmae: slack}\nmodels: {m: {reuse: sometimes}}\nlimits: {body_bytes: 0}\nworkes: []\n")
-    words = [sys.executable, "-m", "router", "serve", "--config", str(config), "--port", "0"]
+    words = [*ROUTER, "serve", "--config", str(config), "--port", "0"]
     environment = {**os.environ, "ROUTER_POLICY__NAME": "fastest"}
     ended = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=30, check=False)
     assert ended.returncode not in (0, None)

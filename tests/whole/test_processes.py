@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from loadtest.fleet import ROOT, RedisProcess, RouterProcess, find_redis, until
+from loadtest.fleet import ROOT, ROUTER, RedisProcess, RouterProcess, find_redis, until
 from loadtest.simworker import SimConfig
 from loadtest.simworker.process import SimProcess, start_workers
 from tests.whole.conftest import QUICK_HEALTH, require
@@ -280,7 +280,7 @@ def test_a_change_of_the_fleet_is_made_on_all_and_outlives_a_process(rig: Rig) -
 
 
 def test_two_routers_never_share_a_port_unawares(rig: Rig, tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "router", "serve", "--port", str(rig.router.port), "--processes", "2"]
+    words = [*ROUTER, "serve", "--port", str(rig.router.port), "--processes", "2"]
     words += ["--redis", "redis://127.0.0.1:1", "--worker", rig.workers[0].url]
     second = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
     assert second.returncode == 1
@@ -305,9 +305,7 @@ def test_processes_that_never_stay_alive_are_given_up(tmp_path: Path) -> None:
 
 def test_settings_that_turn_out_to_be_wrong_end_it_at_once(tmp_path: Path) -> None:
     words = [
-        sys.executable,
-        "-m",
-        "router",
+        *ROUTER,
         "serve",
         "--port",
         "0",
@@ -332,7 +330,7 @@ def test_settings_that_turn_out_to_be_wrong_end_it_at_once(tmp_path: Path) -> No
 
 
 def test_several_processes_without_redis_are_refused() -> None:
-    words = [sys.executable, "-m", "router", "serve", "--processes", "2", "--worker", "http://127.0.0.1:1"]
+    words = [*ROUTER, "serve", "--processes", "2", "--worker", "http://127.0.0.1:1"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 2
     assert done.stderr == (

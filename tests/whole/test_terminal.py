@@ -8,14 +8,13 @@ import pty
 import select
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from loadtest.fleet import free_port, until
+from loadtest.fleet import ROUTER, free_port, until
 from router.terminal.ask import KEY_VARIABLE
 from tests.whole.rig import ADMIN_KEY, Rig, RigBuilder, chat_body, group, text_of
 
@@ -42,7 +41,7 @@ def decisions(rig: Rig) -> int:
 def run(*words: str, key: str | None = ADMIN_KEY, given: str = "") -> subprocess.CompletedProcess[str]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("ROUTER_")}
     return subprocess.run(
-        [sys.executable, "-m", "router", *words],
+        [*ROUTER, *words],
         cwd=ROOT,
         env={**inherited, **({KEY_VARIABLE: key} if key else {})},
         input=given,
@@ -127,7 +126,7 @@ def test_a_worker_is_no_router(rig: Rig) -> None:
 def test_a_live_terminal_follows_and_is_left_as_it_was(rig: Rig) -> None:
     master, slave = pty.openpty()
     environment = {**os.environ, KEY_VARIABLE: ADMIN_KEY, "TERM": "xterm", "COLUMNS": "150", "LINES": "40"}
-    words = [sys.executable, "-m", "router", "top", "--interval", "0.1", "--url", rig.front]
+    words = [*ROUTER, "top", "--interval", "0.1", "--url", rig.front]
     process = subprocess.Popen(words, cwd=ROOT, env=environment, stdin=slave, stdout=slave, stderr=slave)
     os.close(slave)
     try:

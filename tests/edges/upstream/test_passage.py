@@ -19,6 +19,9 @@ from router.errors import RouterError
 from tests.edges.server.rig import EchoGate, Rig, post, serving
 from tests.edges.upstream.rig import CHUNKED, LAST_CHUNK, OK, WorkerSide, ask, chunk, eventually, pool_for, worker
 
+# A stand-in for the relay.
+pytestmark = pytest.mark.interpreted
+
 PATIENT = Bounds(body_bytes=200_000)
 EVENT = b"data: " + b"x" * 4000 + b"\n\n"
 

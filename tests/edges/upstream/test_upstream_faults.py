@@ -6,14 +6,13 @@ import asyncio
 import errno
 import random
 import socket
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
 from router import errors
-from router.dataplane import upstream
+from router.dataplane import sockets, upstream
 from router.dataplane.upstream import Origin, UpstreamLost
-from router.dataplane.upstream_connection import UpstreamConnection
 from tests.edges.upstream.rig import (
     CHUNKED,
     HELLO,
@@ -59,7 +58,7 @@ async def test_a_name_that_leads_where_no_worker_is_gets_no_request(monkeypatch:
     async def script(side: WorkerSide) -> None:
         await side.request()
 
-    monkeypatch.setattr(upstream, "may_be_a_worker", lambda host: False)
+    monkeypatch.setattr(sockets, "may_be_a_worker", lambda host: False)
     async with worker(script) as scripted, pool_for(scripted.origin) as pool:
         with pytest.raises(errors.ConnectFailed):
             await ask(pool)
@@ -90,7 +89,7 @@ async def test_want_of_descriptors_is_no_fault_of_the_worker(monkeypatch: pytest
         raise OSError(errno.EMFILE, "Too many open files")
 
     async with pool_for(Origin("127.0.0.1", 1)) as pool:
-        monkeypatch.setattr(upstream.UpstreamPool, "_open_socket", no_more)
+        monkeypatch.setattr(sockets, "open_connection", no_more)
         with pytest.raises(errors.Unavailable):
             await ask(pool)
 
@@ -247,6 +246,7 @@ async def test_an_old_connection_that_answered_anything_is_not_replaced() -> Non
         assert it.requests == 2
 
 
+@pytest.mark.interpreted
 async def test_a_death_long_after_the_request_is_no_race(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upstream, "REUSE_RACE_SECONDS", 0.02)
 
@@ -421,15 +421,13 @@ async def test_a_greeting_before_the_request() -> None:
 @pytest.fixture
 def late_to_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """The task comes back from connecting after the worker has acted on the connection."""
-    open_socket = upstream.UpstreamPool._open_socket
+    open_connection = sockets.open_connection
 
-    async def late(
-        self: upstream.UpstreamPool, loop: asyncio.AbstractEventLoop, connection: UpstreamConnection
-    ) -> None:
-        await open_socket(self, loop, connection)
+    async def late(loop: asyncio.AbstractEventLoop, connection: Any, *where: Any) -> None:
+        await open_connection(loop, connection, *where)
         await eventually(lambda: connection.closed)
 
-    monkeypatch.setattr(upstream.UpstreamPool, "_open_socket", late)
+    monkeypatch.setattr(sockets, "open_connection", late)
 
 
 @pytest.mark.usefixtures("late_to_the_connection")

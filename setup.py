@@ -1,0 +1,28 @@
+"""The package; with PREFIX_ROUTER_COMPILE=1, modules of the request path also as machine code, made by mypyc.
+
+Which modules, `tool.prefix-router.compiled` of pyproject.toml lists. They are the same source either way, and an
+interpreter that finds both takes the compiled ones.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+
+from setuptools import Extension, setup
+
+
+def compiled_modules() -> list[Extension]:
+    """Extensions for the listed modules; none unless asked for, since they need a C compiler."""
+    if os.environ.get("PREFIX_ROUTER_COMPILE") != "1":
+        return []
+    from mypyc.build import mypycify  # type: ignore[import-untyped, unused-ignore]
+
+    project = tomllib.loads(Path("pyproject.toml").read_text())
+    modules = project["tool"]["prefix-router"]["compiled"]
+    extensions: list[Extension] = mypycify(modules, opt_level="3", debug_level="0")
+    return extensions
+
+
+setup(ext_modules=compiled_modules())
