@@ -29,7 +29,9 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m loadtest.soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--lanes", type=int, default=8, help="clients at a time")
-    parser.add_argument("--replica-every", type=float, default=120.0, metavar="SECONDS", help="between ends of a replica")
+    parser.add_argument(
+        "--replica-every", type=float, default=120.0, metavar="SECONDS", help="between ends of a replica"
+    )
     parser.add_argument("--plot", type=Path, help="where the SVG goes")
     parser.add_argument("--data", type=Path, help="where everything that was found goes, as JSON")
     options = parser.parse_args(argv)
