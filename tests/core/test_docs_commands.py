@@ -18,6 +18,8 @@ SCRIPTS = {
     "bench": ("loadtest/bench",),
     "clients": ("loadtest/clients",),
     "fuzz": ("tests/fuzzing",),
+    "compile": (),
+    "mutate": ("tests/mutate",),
     "test": (),
     "check": (),
 }
