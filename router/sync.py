@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from router.affinity import AffinityMap, Delta
 from router.settings import SyncSettings
-from router.sync_codec import Envelope, Message, News, NewsKind, Refused, Row, open_envelope, read, uncouple
+from router.sync_codec import Envelope, Message, News, NewsKind, Refused, Row, encoded, open_envelope, read, uncouple
 from router.sync_echo import Echoes
 from router.sync_off import DROP_CAUSES, Direction, NoSync
 from router.sync_outbox import Outbox
@@ -77,6 +77,9 @@ class Sync(NoSync):
         self._beating: asyncio.TimerHandle | None = None
         self._linked = False
         self._was_linked = False
+        # Whether steps are told: linked, and with somebody to hear them. Looked at several times for each request.
+        self._heard = False
+        self._add_step = self._outbox.work.add
         self._echoes = Echoes()
 
     def _make_resync(self) -> Resync:
@@ -124,7 +127,7 @@ class Sync(NoSync):
         if self._outbox.make_room():
             self.dropped["queue"] += 1
             self._train.sequence += 1  # the hole tells the others that something is missing
-        self._outbox.deltas.append(delta)
+        self._outbox.deltas.append(encoded(delta))
         if not self._soon:
             self._send_soon()
 
@@ -136,8 +139,8 @@ class Sync(NoSync):
 
     def step(self, lease: Lease, what: Step) -> None:
         """One of this replica's requests has started, was answered, or has ended."""
-        if self._linked and len(self._peers):
-            self._outbox.work.add(lease, what)
+        if self._heard:
+            self._add_step(lease, what)
             if not self._soon:
                 self._send_soon()
 
@@ -190,7 +193,9 @@ class Sync(NoSync):
         if self._loop is not None:
             if self._linked and self._clock() >= self._statement_due:
                 self._send_due()
-            wait = max(LEAST_BEAT_SECONDS, self._statement_due - self._clock())
+            # Without a link there is nothing to beat for; a new one begins with a statement.
+            beat = self._statement_due - self._clock() if self._linked else self._settings.heartbeat_seconds
+            wait = max(LEAST_BEAT_SECONDS, beat)
             self._beating = self._loop.call_later(wait, self._beat)
 
     def _send_due(self) -> bool:
@@ -204,7 +209,7 @@ class Sync(NoSync):
         if now >= self._statement_due and self._link.ready:
             kind, self._statement = self._statement, "heartbeat"
             self._statement_due = now + self._settings.heartbeat_seconds
-            self._send(self._outbox.statement(kind, len(self._index), heard=len(self._peers) > 0))
+            self._send(self._outbox.statement(kind, len(self._index), heard=self._heard))
         for _ in range(BURST):
             if not self._link.ready:
                 return True
@@ -237,6 +242,7 @@ class Sync(NoSync):
         self._statement = "hello"
         self._statement_due = self._clock()
         self._linked = True
+        self._heard = len(self._peers) > 0
         self._send_soon()
         self.resubscribed += self._was_linked
         self._was_linked = True
@@ -244,7 +250,7 @@ class Sync(NoSync):
 
     def lost(self) -> None:
         """The subscription is gone: keep news until it is back."""
-        self._linked = False
+        self._linked = self._heard = False
         self._echoes.clear()
         self._outbox.cut_off()
         self._resync.lost()
@@ -295,6 +301,7 @@ class Sync(NoSync):
         if heard.how == "too_many":
             self.dropped["peers"] += 1
             return
+        self._heard = self._linked
         self._count("in", message.kind, size)
         if isinstance(message, News):
             self._take_news(envelope, message, now)
@@ -359,6 +366,7 @@ class Sync(NoSync):
                 self._drop(sender)
 
     def _drop(self, sender: str) -> None:
+        self._heard = self._linked and len(self._peers) > 0
         self._registry.drop_replica(sender)
         self._their_work.drop(sender)
 

@@ -165,12 +165,16 @@ class _Payload(msgspec.Struct, array_like=True, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What has changed, or, in a statement, all that the sender has on workers."""
+    """What has changed, or, in a statement, all that the sender has on workers.
+
+    `encoded` are further deltas, on the way out only.
+    """
 
     kind: NewsKind
     deltas: Sequence[Delta] = ()
     rows: Sequence[Row] = ()
     blocks: int = 0
+    encoded: Sequence[msgspec.Raw] = ()
 
     @property
     def complete(self) -> bool:
@@ -195,12 +199,16 @@ def encode(fingerprint: str, sender: str, sequence: int, message: Message) -> by
     """The message in bytes; Refused if it is larger than any receiver would take."""
     payload: object = message
     if isinstance(message, News):
-        deltas = [_WireDelta(delta.worker, delta.epoch, delta.base, pack(delta.new)) for delta in message.deltas]
-        payload = _Payload(deltas, list(message.rows), message.blocks)
+        payload = ([*map(encoded, message.deltas), *message.encoded], message.rows, message.blocks)
     data = _encode(Envelope(VERSION, fingerprint, sender, sequence, message.kind, msgspec.Raw(_encode(payload))))
     if len(data) > MAX_MESSAGE:
         raise Refused("oversized")
     return data
+
+
+def encoded(delta: Delta) -> msgspec.Raw:
+    """A delta as it travels. Made when it comes up, so that not all of a message are made while one request waits."""
+    return msgspec.Raw(_encode((delta.worker, delta.epoch, delta.base, pack(delta.new))))
 
 
 def open_envelope(data: bytes, fingerprint: str) -> Envelope:
@@ -269,17 +277,17 @@ def read(envelope: Envelope) -> Message:
     raise Refused("kind")
 
 
-def take(deltas: deque[Delta], rows: deque[Row]) -> News:
+def take(deltas: deque[msgspec.Raw], rows: deque[Row]) -> News:
     """Remove from the front of both queues what fits into one message."""
     taken_rows = [rows.popleft() for _ in range(min(len(rows), MAX_ROWS))]
     room = MAX_MESSAGE - 512 - sum(_row_bytes(row) for row in taken_rows)
-    taken: list[Delta] = []
+    taken: list[msgspec.Raw] = []
     while deltas and len(taken) < MAX_DELTAS:
-        room -= _delta_bytes(deltas[0])
+        room -= len(deltas[0])
         if room < 0 and taken:
             break
         taken.append(deltas.popleft())
-    return News("news", taken, taken_rows)
+    return News("news", rows=taken_rows, encoded=taken)
 
 
 def pack(blocks: Sequence[int]) -> bytes:
@@ -315,7 +323,3 @@ def _other_version(data: bytes) -> bool:
 
 def _row_bytes(row: Row) -> int:
     return 4 * len(row.worker) + 42
-
-
-def _delta_bytes(delta: Delta) -> int:
-    return 4 * len(delta.worker) + 8 * len(delta.new) + 29

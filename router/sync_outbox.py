@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from router.affinity import Delta
+import msgspec
+
 from router.sync_codec import Message, News, NewsKind, Row, take
 from router.sync_work import OwnWork
 from router.workers.registry import Registry
@@ -17,10 +18,10 @@ MAX_CONTROLS = 64
 
 
 class Outbox:
-    """`deltas` in order, ids of workers whose load has `changed`, and steps of requests, which its owner puts in."""
+    """Encoded `deltas` in order, ids of workers whose load has `changed`, and the `work`, which its owner puts in."""
 
     def __init__(self, registry: Registry, most: int) -> None:
-        self.deltas: deque[Delta] = deque()
+        self.deltas: deque[msgspec.Raw] = deque()
         self.changed: set[str] = set()
         self.work = OwnWork(registry, most)
         self._registry = registry
@@ -55,7 +56,7 @@ class Outbox:
         """What to send now, if anything."""
         if self.changed or self.deltas:
             news = self._news()
-            if news.rows or news.deltas:
+            if news.rows or news.encoded:
                 return news
         if not self._batches:
             self._batches += self.work.messages()

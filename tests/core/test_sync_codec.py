@@ -31,6 +31,7 @@ from router.sync_codec import (
     Want,
     couple,
     encode,
+    encoded,
     open_envelope,
     read,
     take,
@@ -263,23 +264,26 @@ def test_what_no_receiver_would_take_is_not_sent() -> None:
     st.lists(rows, max_size=20),
 )
 def test_batches_hold_everything_in_order_and_fit(many: list[Delta], row_list: list[Row]) -> None:
-    delta_queue, row_queue = deque(many), deque(row_list)
+    delta_queue, row_queue = deque(map(encoded, many)), deque(row_list)
     got_deltas: list[Delta] = []
     got_rows: list[Row] = []
     while delta_queue or row_queue:
         batch = take(delta_queue, row_queue)
-        assert batch.deltas or batch.rows
-        assert len(encode("f" * 16, "s" * 16, 2**53, batch)) <= MAX_MESSAGE
-        got_deltas += batch.deltas
+        assert batch.encoded or batch.rows
+        data = encode("f" * 16, "s" * 16, 2**53, batch)
+        assert len(data) <= MAX_MESSAGE
+        arrived = read(open_envelope(data, "f" * 16))
+        assert isinstance(arrived, News)
+        got_deltas += arrived.deltas
         got_rows += batch.rows
     assert (got_deltas, got_rows) == (many, row_list)
 
 
 def test_batches_are_bounded_in_work_too() -> None:
-    small = deque(Delta("w", 1.0, None, (1,)) for _ in range(1000))
+    small = deque(encoded(Delta("w", 1.0, None, (1,))) for _ in range(1000))
     many_rows = deque(Row(f"{n:08x}", 1.0, 1) for n in range(2000))
     batch = take(small, many_rows)
-    assert (len(batch.deltas), len(batch.rows)) == (MAX_DELTAS, MAX_ROWS)
+    assert (len(batch.encoded), len(batch.rows)) == (MAX_DELTAS, MAX_ROWS)
 
 
 # -- trains --------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from router.affinity import Delta
-from router.sync_codec import Digest, Message, News
+from router.sync_codec import Digest, Message, News, encoded
 from router.sync_outbox import Outbox
 from router.sync_steps import Openings, Steps
 from router.workers.registry import Lease, Registry, Worker
@@ -51,12 +51,12 @@ def test_ownership_goes_before_the_end_of_requests_and_questions_go_last() -> No
     box.all()
     box.outbox.post(Digest([]))
     lease.end()
-    box.outbox.deltas.append(box.delta(1))
+    box.outbox.deltas.append(encoded(box.delta(1)))
     news, steps, digest = box.all()
     assert isinstance(news, News)
     assert isinstance(steps, Steps)
     assert isinstance(digest, Digest)
-    assert (len(news.deltas), [row.in_flight for row in news.rows]) == (1, [0])
+    assert (len(news.encoded), [row.in_flight for row in news.rows]) == (1, [0])
     assert not box.all()
 
 
@@ -91,10 +91,10 @@ def test_after_a_break_everything_that_changes_is_told() -> None:
     assert not box.all()
     box.outbox.changed.add(box.named().id)
     assert box.rows() == {box.named().id: 1}
-    box.outbox.deltas.append(box.delta(1))
+    box.outbox.deltas.append(encoded(box.delta(1)))
     lease.end()
     box.outbox.cut_off()
-    assert [len(message.deltas) for message in box.all() if isinstance(message, News)] == [1]
+    assert [len(message.encoded) for message in box.all() if isinstance(message, News)] == [1]
 
 
 def test_a_statement_tells_all_loads_and_is_what_the_others_know() -> None:
@@ -124,9 +124,9 @@ def test_the_oldest_ownership_gives_way_when_the_box_is_full() -> None:
     gone = []
     for block in range(3):
         gone.append(box.outbox.make_room())
-        box.outbox.deltas.append(box.delta(block))
+        box.outbox.deltas.append(encoded(box.delta(block)))
     assert gone == [False, False, True]
-    assert [delta.new for delta in box.outbox.deltas] == [(1,), (2,)]
+    assert list(box.outbox.deltas) == [encoded(box.delta(1)), encoded(box.delta(2))]
 
 
 def test_a_worker_that_was_removed_is_not_told_of() -> None:
