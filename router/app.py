@@ -7,7 +7,10 @@ import logging
 import random
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from operator import attrgetter
+from typing import Protocol, TypeVar
 
 from router.affinity import AffinityMap
 from router.calibration import TokenRatios
@@ -47,6 +50,14 @@ log = logging.getLogger("router")
 TICK_SECONDS = 1.0
 LAG_SECONDS = 0.1
 LOOK_SECONDS = 0.01
+Name = TypeVar("Name", bound=str)
+
+
+class _Counting(Protocol):
+    """A part that counts what became of its work."""
+
+    @property
+    def results(self) -> Mapping[str, float]: ...
 
 
 class Router:
@@ -294,65 +305,52 @@ class Router:
         """Metrics that are read from their owners."""
         add = self.metrics.gauge
         add("router_processes", "Those that share the port.", (), lambda: [((), self.settings.processes)])
-        add("router_in_flight", "Requests in flight from this replica.", ("worker",), self._in_flight)
-        add("router_worker_load", "Requests in flight from all replicas.", ("worker",), self._loads)
-        add("router_worker_waiting", "Those that wait for their first byte.", ("worker",), self._waiting)
-        add("router_worker_queued_tokens", "Prompt tokens that these need computed.", ("worker",), self._queued_tokens)
+        for name, text, read in _OF_WORKERS:
+            add(name, text, ("worker",), partial(self._each, read))
         add("router_queue_depth", "Requests waiting for a slot.", (), lambda: [((), len(self.admission))])
         add("router_worker_state", "1 for the state a worker is in.", ("worker", "state"), self._states)
-        add("router_index_blocks", "Blocks owned.", ("worker",), self._blocks)
+        add("router_index_blocks", "Blocks owned.", ("worker",), partial(_counts, self.index.statistics))
         add("router_active_requests", "Requests being served.", (), lambda: [((), self.app.active)])
         add("router_body_bytes", "Request bodies held in memory.", (), lambda: [((), self.app.budget.held)])
-        add("router_upstream_connections", "Open connections.", ("worker",), self._connections)
+        add("router_upstream_connections", "Open connections.", ("worker",), partial(_counts, self.pools.connections))
         add("router_client_connections", "Open connections.", (), lambda: [((), len(self.protocol.open_connections))])
         add("router_asyncio_tasks", "Tasks of the event loop.", (), _tasks)
-        self.metrics.counter("router_index_evictions_total", "Blocks dropped.", ("cause",), self._evictions)
-        self.metrics.counter("router_decision_file_lines_total", "Decisions by fate.", ("result",), self._file_lines)
-        self.metrics.counter("router_dns_lookups_total", "Lookups of names.", ("result",), self._lookups)
-        self.metrics.counter("router_spans_total", "Spans by fate.", ("result",), self._spans)
-        self.metrics.counter(
-            "router_config_reloads_total", "Settings read again, by result.", ("result",), self._reloads
-        )
+        self._count("router_index_evictions_total", "Blocks dropped.", "cause", lambda: self.index.evictions)
+        for name, text, owner in (
+            ("router_decision_file_lines_total", "Decisions by fate.", self.decision_file),
+            ("router_dns_lookups_total", "Lookups of names.", self.dns if self.dns.sources else None),
+            ("router_spans_total", "Spans by fate.", self.tracing),
+            ("router_config_reloads_total", "Settings read again, by result.", self.reloader),
+        ):
+            self._count(name, text, "result", partial(_results, owner))
         describe_sync(self.metrics, self.sync)
         describe_tenancy(self.metrics, self.tenancy, self.selector.quota, time.monotonic)
 
-    def _in_flight(self) -> Iterable[Sample]:
-        return [((worker.id,), worker.local) for worker in self.registry]
+    def _count(self, name: str, text: str, label: str, read: Callable[[], Mapping[Name, float]]) -> None:
+        self.metrics.counter(name, text, (label,), partial(_counts, read))
 
-    def _loads(self) -> Iterable[Sample]:
-        return [((worker.id,), worker.load) for worker in self.registry]
-
-    def _waiting(self) -> Iterable[Sample]:
-        return [((worker.id,), worker.waiting) for worker in self.registry]
-
-    def _queued_tokens(self) -> Iterable[Sample]:
-        return [((worker.id,), worker.queued_tokens) for worker in self.registry]
+    def _each(self, read: Callable[[Worker], float]) -> Iterable[Sample]:
+        return [((worker.id,), read(worker)) for worker in self.registry]
 
     def _states(self) -> Iterable[Sample]:
         return [((worker.id, state.value), float(worker.state is state)) for worker in self.registry for state in State]
 
-    def _blocks(self) -> Iterable[Sample]:
-        return [((worker,), count) for worker, count in self.index.statistics().items()]
 
-    def _connections(self) -> Iterable[Sample]:
-        return [((worker,), count) for worker, count in self.pools.connections().items()]
+_OF_WORKERS: tuple[tuple[str, str, Callable[[Worker], float]], ...] = (
+    ("router_in_flight", "Requests in flight from this replica.", attrgetter("local")),
+    ("router_worker_load", "Requests in flight from all replicas.", attrgetter("load")),
+    ("router_worker_waiting", "Those that wait for their first byte.", attrgetter("waiting")),
+    ("router_worker_queued_tokens", "Prompt tokens that these need computed.", attrgetter("queued_tokens")),
+)
 
-    def _reloads(self) -> Iterable[Sample]:
-        return [((result,), count) for result, count in self.reloader.results.items()]
 
-    def _file_lines(self) -> Iterable[Sample]:
-        results = self.decision_file.results if self.decision_file else {}
-        return [((result,), count) for result, count in results.items()]
+def _counts(read: Callable[[], Mapping[Name, float]]) -> Iterable[Sample]:
+    """A sample for each entry of a table, whose names are the values of the one label."""
+    return [((name,), count) for name, count in read().items()]
 
-    def _spans(self) -> Iterable[Sample]:
-        results = self.tracing.results if self.tracing else {}
-        return [((result,), count) for result, count in results.items()]
 
-    def _lookups(self) -> Iterable[Sample]:
-        return [((result,), count) for result, count in self.dns.results.items() if self.dns.sources]
-
-    def _evictions(self) -> Iterable[Sample]:
-        return [((cause,), count) for cause, count in self.index.evictions.items()]
+def _results(owner: _Counting | None) -> Mapping[str, float]:
+    return owner.results if owner is not None else {}
 
 
 def _set_epoch(index: AffinityMap, worker: Worker) -> None:

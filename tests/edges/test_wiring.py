@@ -11,7 +11,7 @@ from router.app import Router
 from router.dataplane.gate import Bounds
 from router.dataplane.upstream_types import UpstreamLimits
 from router.settings import Settings, load
-from router.workers.registry import Worker
+from router.workers.registry import Lease, Worker
 
 WORKERS = ["http://127.0.0.1:9"]
 # A value for each, none of them a default, and no two alike.
@@ -112,3 +112,25 @@ def test_no_value_above_is_a_default_or_stands_twice() -> None:
         assert set(values) >= {name for name in type(defaults).model_fields if not name.startswith(("drain", "strict"))}
         assert all(getattr(defaults, name) != value for name, value in values.items())
         assert len(set(values.values())) == len(values)
+
+
+async def test_metrics_are_read_from_their_owners(replica: Router) -> None:
+    worker = only_worker(replica)
+    replica.index.set_epoch(worker.id, worker.epoch)
+    replica.index.record(worker.id, worker.epoch, [512, 1024, 1536], 1.0)
+    replica.index.clear(worker.id)
+    replica.index.record(worker.id, worker.epoch, [512, 1024], 1.0)
+    first, second = Lease(replica.registry, worker, 500), Lease(replica.registry, worker, 700)
+    first.first_byte()
+    replica.registry.set_remote(worker, "other", 3)
+    page = set(replica.metrics.render().decode().splitlines())
+    of_worker = {"in_flight": 2, "worker_load": 5, "worker_waiting": 1, "worker_queued_tokens": 700, "index_blocks": 2}
+    assert page >= {f'router_{name}{{worker="{worker.id}"}} {float(count)}' for name, count in of_worker.items()}
+    assert f'router_worker_state{{state="starting",worker="{worker.id}"}} 1.0' in page
+    assert 'router_index_evictions_total{cause="epoch"} 3.0' in page
+    assert page >= {f'router_config_reloads_total{{result="{result}"}} 0.0' for result in replica.reloader.results}
+    # Of parts that are switched off there is nothing to tell.
+    switched_off = ("router_spans_total{", "router_dns_lookups_total{", "router_decision_file_lines_total{")
+    assert not any(line.startswith(switched_off) for line in page)
+    second.end()
+    first.end()
