@@ -13,9 +13,11 @@ ARG EXTRAS=""
 RUN pip install --no-cache-dir --constraint constraints.txt . mypy setuptools types-PyYAML \
     && PREFIX_ROUTER_COMPILE=1 pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels .
 # Wheels only, so that the second step installs what the first one has chosen and nothing else.
-RUN pip wheel --no-cache-dir --find-links /wheels --wheel-dir /wheels --constraint constraints.txt \
-    "prefix-router${EXTRAS:+[$EXTRAS]}" \
-    && pip install --no-cache-dir --no-index --find-links /wheels --prefix /install "prefix-router${EXTRAS:+[$EXTRAS]}"
+# What is installed above to compile with must not count as there already.
+RUN pip wheel --no-cache-dir --wheel-dir /wheels --constraint constraints.txt \
+    "$(echo /wheels/prefix_router-*.whl)${EXTRAS:+[$EXTRAS]}" \
+    && pip install --no-cache-dir --no-index --ignore-installed --find-links /wheels --prefix /install \
+    "prefix-router${EXTRAS:+[$EXTRAS]}"
 
 FROM python:3.11-slim
 RUN useradd --system --uid 10001 --no-create-home --shell /usr/sbin/nologin router
