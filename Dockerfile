@@ -2,6 +2,7 @@
 # an image: keys come at run time, as ROUTER_AUTH__... variables or in a mounted file.
 
 FROM python:3.11-slim AS build
+# hadolint ignore=DL3008
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY pyproject.toml setup.py constraints.txt README.md LICENSE ./
