@@ -9,7 +9,7 @@ import re
 import socket
 import ssl
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from router.dataplane.upstream import Origin, UpstreamLimits, UpstreamPool, UpstreamResponse
@@ -61,6 +61,47 @@ class WorkerSide:
         with contextlib.suppress(ConnectionError):
             while await self.reader.read(65536):
                 pass
+
+
+class Flood:
+    """A worker's answer of `size` bytes, written as fast as they are taken; `sent` is how many are written."""
+
+    BLOCK = bytes(range(256)) * 256
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.sent = 0
+
+    async def __call__(self, side: WorkerSide) -> None:
+        await side.request()
+        side.writer.write(OK + b"Content-Length: %d\r\n\r\n" % self.size)
+        while self.sent < self.size:
+            side.writer.write(self.BLOCK)
+            self.sent += len(self.BLOCK)
+            await side.writer.drain()
+        await side.gone()
+
+    async def held_up(self) -> int:
+        """Wait until the worker stands still; how many bytes it has written."""
+        held_up_at = -1
+        while held_up_at != self.sent:
+            held_up_at = self.sent
+            await asyncio.sleep(0.1)
+        return held_up_at
+
+
+@contextlib.contextmanager
+def nobody_accepts() -> Iterator[Origin]:
+    """Where a connection that is opened waits for ever: the queue of the listener is full."""
+    with contextlib.ExitStack() as sockets:
+        listener = sockets.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(2):
+            queued = sockets.enter_context(socket.socket())
+            queued.setblocking(False)
+            queued.connect_ex(listener.getsockname())
+        yield Origin(*listener.getsockname())
 
 
 Script = Callable[[WorkerSide], Awaitable[None]]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import socket
 
 import pytest
 
@@ -21,6 +20,7 @@ from tests.edges.upstream.rig import (
     ask,
     chunk,
     eventually,
+    nobody_accepts,
     open_sockets,
     pool_for,
     read_all,
@@ -71,16 +71,9 @@ async def test_cancelled_while_connecting_leaves_every_place_free(turns: int) ->
 
 
 async def test_cancelled_while_nobody_accepts() -> None:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(0)
-        address = listener.getsockname()
-        queued = [socket.socket() for _ in range(2)]
-        for one in queued:
-            one.setblocking(False)
-            one.connect_ex(address)
+    with nobody_accepts() as origin:
         before = open_sockets()
-        async with pool_for(Origin(*address), max_connections=10) as pool:
+        async with pool_for(origin, max_connections=10) as pool:
             for _ in range(5):
                 asking = [asyncio.create_task(ask(pool)) for _ in range(10)]
                 await asyncio.sleep(0.005)
@@ -89,8 +82,6 @@ async def test_cancelled_while_nobody_accepts() -> None:
                     await cancel(task)
             assert pool.statistics().connecting == 0
             await eventually(lambda: open_sockets() == before)
-        for one in queued:
-            one.close()
 
 
 @pytest.mark.parametrize("script", [never_answer, one_piece])
@@ -269,15 +260,8 @@ async def test_closing_the_pool_does_not_replay_on_a_new_connection() -> None:
 
 
 async def test_closing_the_pool_ends_connecting() -> None:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(0)
-        address = listener.getsockname()
-        queued = [socket.socket() for _ in range(2)]
-        for one in queued:
-            one.setblocking(False)
-            one.connect_ex(address)
-        async with pool_for(Origin(*address), connect_seconds=30.0) as pool:
+    with nobody_accepts() as origin:
+        async with pool_for(origin, connect_seconds=30.0) as pool:
             asking = asyncio.create_task(ask(pool))
             await asyncio.sleep(0.01)
             assert pool.statistics().connecting == 1
@@ -285,8 +269,6 @@ async def test_closing_the_pool_ends_connecting() -> None:
             async with asyncio.timeout(1.0):
                 with pytest.raises(errors.Unavailable):
                     await asking
-        for one in queued:
-            one.close()
 
 
 def alive() -> int:

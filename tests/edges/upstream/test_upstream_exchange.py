@@ -16,6 +16,7 @@ from tests.edges.upstream.rig import (
     HELLO,
     LAST_CHUNK,
     OK,
+    Flood,
     WorkerSide,
     ask,
     chunk,
@@ -316,27 +317,12 @@ async def test_no_more_connections_than_the_limit() -> None:
 
 
 async def test_a_reader_that_does_not_read_holds_the_worker_up() -> None:
-    size = 64 << 20
-    block = bytes(range(256)) * 256
-    sent = 0
+    flood = Flood(64 << 20)
+    size, block = flood.size, flood.BLOCK
 
-    async def script(side: WorkerSide) -> None:
-        nonlocal sent
-        await side.request()
-        side.writer.write(OK + b"Content-Length: %d\r\n\r\n" % size)
-        while sent < size:
-            side.writer.write(block)
-            sent += len(block)
-            await side.writer.drain()
-        await side.gone()
-
-    async with worker(script) as it, pool_for(it.origin) as pool:
+    async with worker(flood) as it, pool_for(it.origin) as pool:
         response = await ask(pool)
-        held_up_at = -1
-        while held_up_at != sent:  # until the worker stands still
-            held_up_at = sent
-            await asyncio.sleep(0.1)
-        assert held_up_at < 16 << 20  # the sockets' buffers and ours
+        assert await flood.held_up() < 16 << 20  # the sockets' buffers and ours
         (connection,) = pool._open
         assert connection.deadline == math.inf  # the worker is not silent, it is not listened to
         first = response.read_nowait()

@@ -22,6 +22,7 @@ from tests.edges.upstream.rig import (
     ask,
     chunk,
     eventually,
+    nobody_accepts,
     pool_for,
     read_all,
     settle,
@@ -67,21 +68,12 @@ async def test_a_name_that_leads_where_no_worker_is_gets_no_request(monkeypatch:
 
 
 async def test_a_worker_that_never_accepts() -> None:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(0)
-        address = listener.getsockname()
-        queued = [socket.socket() for _ in range(2)]
-        for one in queued:
-            one.setblocking(False)
-            one.connect_ex(address)
-        async with pool_for(Origin(*address), connect_seconds=0.1, max_connections=1) as pool:
+    with nobody_accepts() as origin:
+        async with pool_for(origin, connect_seconds=0.1, max_connections=1) as pool:
             for _ in range(2):  # the place of the first is free again
                 with pytest.raises(errors.ConnectFailed):
                     await ask(pool)
             assert pool.statistics().connecting == 0
-        for one in queued:
-            one.close()
 
 
 async def test_want_of_descriptors_is_no_fault_of_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:

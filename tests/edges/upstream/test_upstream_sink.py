@@ -18,7 +18,7 @@ from tests.edges.upstream.rig import (
     CHUNKED,
     HELLO,
     LAST_CHUNK,
-    OK,
+    Flood,
     WorkerSide,
     ask,
     chunk,
@@ -165,32 +165,17 @@ async def test_a_whole_answer_ends_while_it_is_poured() -> None:
 
 
 async def test_a_full_sink_holds_the_worker_up() -> None:
-    size = 64 << 20
-    block = bytes(range(256)) * 256
-    sent = 0
+    flood = Flood(64 << 20)
+    size, block = flood.size, flood.BLOCK
 
-    async def script(side: WorkerSide) -> None:
-        nonlocal sent
-        await side.request()
-        side.writer.write(OK + b"Content-Length: %d\r\n\r\n" % size)
-        while sent < size:
-            side.writer.write(block)
-            sent += len(block)
-            await side.writer.drain()
-        await side.gone()
-
-    async with worker(script) as it, pool_for(it.origin) as pool:
+    async with worker(flood) as it, pool_for(it.origin) as pool:
         basin = Basin()
         basin.open = False
         response = await ask(pool)
         (connection,) = pool._open
         response.pour(basin)
         assert connection.deadline == math.inf  # the worker is not silent, it is not listened to
-        held_up_at = -1
-        while held_up_at != sent:  # until the worker stands still
-            held_up_at = sent
-            await asyncio.sleep(0.1)
-        assert held_up_at < 16 << 20  # the sockets' buffers
+        assert await flood.held_up() < 16 << 20  # the sockets' buffers
         assert len(basin.data) < 262144 * 2 + 65536
         pieces = len(basin.pieces)
         response.resume()
