@@ -110,6 +110,14 @@ class Owned:
             process.stdout.close()
 
 
+# The environment of replicas that are to notice within a second what happens to their workers, and to drain at once.
+QUICK = {
+    "ROUTER_HEALTH__INTERVAL": "0.5",
+    "ROUTER_HEALTH__TIMEOUT": "0.5",
+    "ROUTER_TIMEOUTS__DRAIN_DELAY": "0.5",
+}
+
+
 class RouterProcess(Owned):
     """One replica: `python -m router serve`. Settings are flags; the log goes to a file in `directory`.
 

@@ -23,7 +23,7 @@ from pathlib import Path
 import httpx
 import redis.asyncio
 
-from loadtest.fleet import NginxProcess, RedisProcess, RouterProcess
+from loadtest.fleet import QUICK, NginxProcess, RedisProcess, RouterProcess
 from loadtest.simworker import SimConfig
 from loadtest.simworker.process import start_workers
 from loadtest.sync_traffic import MODEL, Phase, Traffic
@@ -39,11 +39,6 @@ SIM = SimConfig(
     enable_prompt_tokens_details=True,
     num_gpu_blocks=65_536,
 )
-SETTINGS = {
-    "ROUTER_HEALTH__INTERVAL": "0.5",
-    "ROUTER_HEALTH__TIMEOUT": "0.5",
-    "ROUTER_TIMEOUTS__DRAIN_DELAY": "0.5",
-}
 COUNTERS = ("gaps", "resubscribed", "resyncs", "resyncs_failed", "digest_mismatches", "restored_blocks")
 
 
@@ -223,7 +218,7 @@ async def deployed(
                     [worker.url for worker in fleet],
                     name=f"replica-{number}",
                     redis_url=address,
-                    environment={**SETTINGS, **(settings or {})},
+                    environment={**QUICK, **(settings or {})},
                 )
                 for number, address in enumerate(addresses, 1)
             ]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 
-from loadtest.fleet import NginxProcess, RedisProcess, RouterProcess
+from loadtest.fleet import QUICK, NginxProcess, RedisProcess, RouterProcess
 from loadtest.simworker import SimConfig
 from loadtest.simworker.process import SimProcess, start_workers
 from loadtest.soak.account import Account, Life, life, settle
@@ -28,11 +28,6 @@ SIM = SimConfig(
     # Caches are full within the first minutes, so that maps have their size when memory is compared.
     num_gpu_blocks=4_096,
 )
-SETTINGS = {
-    "ROUTER_HEALTH__INTERVAL": "0.5",
-    "ROUTER_HEALTH__TIMEOUT": "0.5",
-    "ROUTER_TIMEOUTS__DRAIN_DELAY": "0.5",
-}
 REST_SECONDS = 10.0
 ATTEMPTS = 3
 WRITTEN_SECONDS = 0.5  # in which lines of a log are written
@@ -224,7 +219,7 @@ async def deployed(directory: Path, plan: Plan) -> AsyncIterator[Soak]:
                 [worker.url for worker in fleet],
                 name=f"replica-{number}",
                 redis_url=server.url,
-                environment=SETTINGS,
+                environment=QUICK,
             )
             processes.callback(replica.stop)
             await asyncio.to_thread(replica.start)
