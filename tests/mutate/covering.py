@@ -42,7 +42,7 @@ def record(paths: list[str], file: Path) -> None:
     cover = coverage.Coverage(data_file=None, source=[str(ROOT / "router")])
     recorder = _Recorder(cover)
     cover.start()
-    pytest.main([*PYTEST, *paths], plugins=[recorder])
+    pytest.main([*PYTEST, "--tb=no", "--timeout=300", *paths], plugins=[recorder])
     cover.stop()
     data = cover.get_data()
     names = sorted(set(recorder.seconds) - recorder.failed)
