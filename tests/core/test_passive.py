@@ -186,3 +186,26 @@ def test_a_worker_that_returns_ends_the_last_resort() -> None:
     assert passive.candidates(registry, "m", NOW) == [a, b]
     registry.feed(b, Event.UP)
     assert passive.candidates(registry, "m", NOW) == [b]
+
+
+@pytest.mark.parametrize(("after", "seconds", "most"), [(1, 4.0, 6.0), (3, 7.0, 100.0)])
+def test_when_and_for_how_long_is_as_the_settings_say(after: int, seconds: float, most: float) -> None:
+    settings = HealthSettings(eject_after=after, eject_seconds=seconds, eject_max_seconds=most)
+    registry, [worker] = fleet(1)
+    assert not any(passive.failed(registry, worker, NOW, settings, 0.0) for _ in range(after - 1))
+    assert passive.failed(registry, worker, NOW, settings, 0.0)
+    assert worker.until == NOW + seconds
+    passive.tick(registry, worker.until)
+    assert state_of(worker) is State.PROBATION
+    assert passive.failed(registry, worker, worker.until, settings, 0.0)
+    assert worker.until == NOW + seconds + min(2 * seconds, most)
+
+
+@pytest.mark.parametrize(("falls", "off"), [(1, 0.0), (2, 4.0), (3, 5.0), (9, 5.0)])
+def test_a_return_from_failed_probes_is_put_off_by_half_the_most_at_most(falls: int, off: float) -> None:
+    settings = HealthSettings(eject_seconds=4, eject_max_seconds=10)
+    _, [worker] = fleet(1)
+    for _ in range(falls):
+        worker.until = NOW
+        passive.fell(worker, NOW, settings)
+    assert worker.until == NOW + off

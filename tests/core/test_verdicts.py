@@ -141,6 +141,35 @@ def test_three_lost_conversations_empty_the_cache_but_for_what_came_since() -> N
     assert bench.serve(text(7), 0).verdict == "confirmed"
 
 
+def test_what_falls_short_in_the_new_life_is_not_put_down_to_the_end_of_the_old_one() -> None:
+    bench = Bench()
+    for number in range(8):
+        bench.serve(text(number), 0)
+    for number in range(5):
+        bench.serve(text(number), TOKENS - 1)
+    for number in range(3):
+        bench.serve(text(number), 0)
+    assert bench.verdicts.emptied_at(bench.worker) == bench.worker.epoch
+    before = bench.fallbacks()
+    bench.serve(text(20), 0)
+    bench.serve(text(20), 0)
+    gained = {cause for cause, count in bench.fallbacks().items() if count > before.get(cause, 0)}
+    assert gained == {"not_resident"}
+
+
+def test_what_the_worker_had_beyond_the_map_lets_its_capacity_grow_by_so_much() -> None:
+    bench = Bench(profile=CacheProfile(capacity_tokens=2 * TOKENS))
+    capacity = bench.verdicts.ledger_of(bench.worker).capacity
+    for number in range(4):
+        bench.serve(text(number), 0)
+    before = capacity.tokens
+    assert before is not None
+    record = bench.serve(text(0), TOKENS // 4)
+    assert record.verdict == "better"
+    assert record.predicted_cached_tokens == 0
+    assert capacity.tokens == int(before * (1 + 0.2 / 4)) + 1
+
+
 def test_one_that_only_counts_changes_nothing() -> None:
     bench = Bench(correct=False)
     for number in range(8):

@@ -36,6 +36,20 @@ async def test_a_health_body_of_10_mb_is_a_failure_and_is_not_read() -> None:
         await fleet.reach(worker, State.READY)
 
 
+async def test_a_worker_that_was_away_passes_as_many_probes_as_the_settings_say() -> None:
+    async with scripted() as there, Fleet(fall=1, rise=4) as fleet:
+        worker = fleet.add(there)
+        async with fleet.prober:
+            await fleet.reach(worker, State.READY)
+            there.health = "500 Oops"
+            await fleet.reach(worker, State.UNREADY)
+            fleet.now += 1_000.0  # whatever its return was put off by
+            asked = there.asked.count(("/health", None))
+            there.health = OK
+            await fleet.reach(worker, State.READY)
+            assert there.asked.count(("/health", None)) - asked >= 4
+
+
 async def test_a_hanging_health_route_counts_after_its_deadline() -> None:
     async with scripted() as there, Fleet(timeout=0.05) as fleet, fleet.prober:
         worker = fleet.add(there)
