@@ -27,12 +27,15 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """One process of a replica, by what it wrote; `counted` is unknown of one that was killed."""
+    """One process of a replica, by what it wrote; `counted` is unknown of one that was killed.
+
+    `killed` are the moments before and after that, for the system takes its time.
+    """
 
     name: str
     ids: frozenset[str]
     counted: Counter[str] | None
-    killed_at: float | None = None
+    killed: tuple[float, float] | None = None
 
 
 @dataclass(slots=True)
@@ -45,11 +48,13 @@ class Account:
     wrong: list[str] = field(default_factory=list)
 
 
-def life(name: str, log: str, counted: Mapping[str, int] | None = None, killed_at: float | None = None) -> Life:
+def life(
+    name: str, log: str, counted: Mapping[str, int] | None = None, killed: tuple[float, float] | None = None
+) -> Life:
     """What a process wrote, and what it counted: by its last word, if nothing else is known."""
-    if counted is None and killed_at is None:
+    if counted is None and killed is None:
         counted = last_word(log)
-    return Life(name, frozenset(_NAMED.findall(log)), None if counted is None else Counter(counted), killed_at)
+    return Life(name, frozenset(_NAMED.findall(log)), None if counted is None else Counter(counted), killed)
 
 
 def last_word(log: str) -> dict[str, int] | None:
@@ -68,7 +73,7 @@ def settle(sent: Mapping[str, Sent], lives: Sequence[Life]) -> Account:
     for each in lives:
         for name in each.ids:
             places.setdefault(name, []).append(each.name)
-        if each.killed_at is not None:
+        if each.killed is not None:
             account.by_killed += len(each.ids)
             continue
         counted = 0 if each.counted is None else sum(each.counted.values())
@@ -79,7 +84,7 @@ def settle(sent: Mapping[str, Sent], lives: Sequence[Life]) -> Account:
             account.wrong.append(f"{each.name} counted {counted} requests and named {len(each.ids)}")
     account.wrong += [f"{name} is with {', '.join(found)}" for name, found in places.items() if len(found) > 1]
     account.wrong += [f"nobody sent {name}" for name in places if name not in sent]
-    kills = [each.killed_at for each in lives if each.killed_at is not None]
+    kills = [each.killed for each in lives if each.killed is not None]
     for name, request in sent.items():
         if name not in places:
             why = _why_nowhere(request, kills)
@@ -92,9 +97,9 @@ def settle(sent: Mapping[str, Sent], lives: Sequence[Life]) -> Account:
 LOST = "lost"
 
 
-def _why_nowhere(request: Sent, kills: Sequence[float]) -> str:
+def _why_nowhere(request: Sent, kills: Sequence[tuple[float, float]]) -> str:
     """Why no replica speaks of a request."""
-    if any(request.began <= at <= request.ended + UNWRITTEN_SECONDS for at in kills):
+    if any(request.began <= after and before <= request.ended + UNWRITTEN_SECONDS for before, after in kills):
         return "under way when a replica was killed"
     if request.outcome == "left":
         return "its client left before a replica had read it"

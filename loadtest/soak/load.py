@@ -120,6 +120,8 @@ async def _answer(
             beginning()
             data += piece
     if answer.status_code != 200:
+        if b'"no_replica"' in data:
+            return "balancer"
         return "refused" if "x-router-decision" in answer.headers or b'"code"' in data else "balancer"
     whole = data.rstrip().endswith(b"data: [DONE]" if body["stream"] else b"}")
     return "ok" if whole else "broken"

@@ -150,16 +150,17 @@ class Soak:
     async def _replica_restarted(self) -> None:
         self._ends += 1
         self._away = True
-        killed_at = None
+        killed = None
         if self._ends % self.plan.kill_each == 0:
             self._note("replica killed")
-            killed_at = now() - self._began
+            before = now() - self._began
             await asyncio.to_thread(self._restarts.kill)
+            killed = (before, now() - self._began)
         else:
             self._note("replica restarted")
             self._restarts.signal(15)
             await asyncio.to_thread(self._restarts.wait, 60)
-        self._lives.append(life(f"life {self._ends} of the other", self._log_of_this_life(), killed_at=killed_at))
+        self._lives.append(life(f"life {self._ends} of the other", self._log_of_this_life(), killed=killed))
         self._written = self._restarts.log.stat().st_size
         await asyncio.to_thread(_start, self._restarts)
         self._away = False

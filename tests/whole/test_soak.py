@@ -54,14 +54,16 @@ def sent(*outcomes: str) -> dict[str, Sent]:
 def test_every_request_is_found_in_one_place() -> None:
     lives = [
         life("one", written("r0", "r1", last="ended after 2 requests: ok 1, client_abort 1")),
-        life("two", written("r2"), killed_at=2.2),
+        life("two", written("r2"), killed=(2.2, 2.3)),
         life("three", written("r5"), {"ok": 1}),
     ]
     found = settle(sent("ok", "left", "broken", "balancer", "left", "ok"), lives)
     assert (found.counted, found.by_killed, found.wrong) == (3, 1, [])
     assert sorted(found.nowhere.values()) == [1, 1]
     # The one that was under way when the second was killed.
-    found = settle(sent("ok", "left", "broken", "balancer", "left", "ok"), [lives[0], life("two", "", killed_at=2.2)])
+    found = settle(
+        sent("ok", "left", "broken", "balancer", "left", "ok"), [lives[0], life("two", "", killed=(2.2, 2.3))]
+    )
     assert found.nowhere["under way when a replica was killed"] == 1
     assert found.wrong == ["r5 was ok for its client, and no replica knows of it"]
 
