@@ -36,14 +36,15 @@ from router.descriptors import connections_for, raise_limit
 from router.hashing import fingerprint
 from router.metrics import Metrics, Sample
 from router.reload import Reloader, Sources
-from router.settings import Settings, WorkerSettings
+from router.settings import Settings
 from router.siblings import Member, Siblings
 from router.sync import NoSync, Sync
 from router.sync_metrics import describe_sync
 from router.workers.dns_fleet import DnsFleet, resolver_of
 from router.workers.health import State
+from router.workers.named import NamedWorkers
 from router.workers.probes import Prober
-from router.workers.registry import Registry, Worker, worker_id
+from router.workers.registry import Registry, Worker
 from router.workers.selection import Selector
 
 log = logging.getLogger("router")
@@ -79,8 +80,7 @@ class Router:
         self._make_control_plane(member)
         self._connect_hooks()
         self._describe()
-        for worker in settings.workers:
-            self._add_worker(worker)
+        self.named.follow(settings)
 
     def _make_memory(self) -> None:
         """What is known of workers, prompts and tenants, and who keeps it up to date."""
@@ -95,6 +95,7 @@ class Router:
         key = _worker_key(settings)
         self.prober = Prober(self.registry, settings.health, worker_key=key, clock=self._clock, wall=time.time)
         self.dns = DnsFleet(settings, self.registry, resolver_of(settings.dns), random.random)
+        self.named = NamedWorkers(self.registry, self.dns, self._clock)
         self.sync = self._make_sync()
 
     def _make_data_plane(self, member: Member | None) -> None:
@@ -172,7 +173,7 @@ class Router:
 
     def reconfigure(self, settings: Settings) -> None:
         """Take other settings over in one step, as far as that is possible while serving; what runs goes on."""
-        before, self.settings = self.settings, settings
+        self.settings = settings
         affinity = settings.affinity
         self.index.max_blocks, self.index.ttl = affinity.max_blocks, affinity.ttl_seconds
         self.index.tentative_ttl = affinity.tentative_seconds
@@ -186,30 +187,10 @@ class Router:
         self.app.reconfigure(settings.limits)
         self.control.reconfigure(settings)
         self.protocol.bounds = _bounds(settings)
-        self._change_workers(before)
+        self.named.follow(settings)
         limits, keys_end_here = _upstream_limits(settings), bool(settings.auth.client_keys)
         self.pools.reconfigure(self.registry, limits, _worker_key(settings), keys_end_here=keys_end_here)
         self.prober.reconfigure(settings.health, _worker_key(settings))
-
-    def _change_workers(self, before: Settings) -> None:
-        """Workers that the settings no longer name go, others come; those that were added by hand stay."""
-        named = {worker.url for worker in self.settings.workers}
-        for old in before.workers:
-            gone = self.registry.get(worker_id(old.url))
-            if gone is not None and old.url not in named and not self.dns.keeps(gone):
-                self.registry.remove(gone)
-        for worker in self.settings.workers:
-            self._add_worker(worker)
-
-    def _add_worker(self, wanted: WorkerSettings) -> None:
-        slots = wanted.slots or self.settings.limits.default_slots
-        own_key = wanted.api_key.get_secret_value() if wanted.api_key else None
-        worker = self.registry.add(wanted.url, slots=slots, api_key=own_key)
-        self.dns.yields(worker)
-        more = slots > worker.slots
-        worker.slots, worker.api_key = slots, own_key
-        if more:
-            self.registry.notify_freed(worker)
 
     def is_draining(self) -> bool:
         """This replica takes no new work from the balancer."""
@@ -298,6 +279,7 @@ class Router:
                 began = now
                 self.index.tick(now)
                 self.protocol.sweep(now)
+                self.named.settle()
                 look_around(self.app.active)
                 self.control.tick(now)
 

@@ -40,6 +40,7 @@ class Workers:
         known = self._registry.get(worker_id(wanted.url))
         if known is not None:
             _refuse_difference(known, wanted.slots, api_key)
+            known.leaving = False
             return answer(self._row(known))
         if len(self._registry) >= MAX_WORKERS:
             raise Conflict(f"The fleet has {MAX_WORKERS} workers, which is the most it can have.")

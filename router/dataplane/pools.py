@@ -34,7 +34,8 @@ class Pools:
         self._limits = limits
         self._worker_key = worker_key
         self._keys_end_here = keys_end_here
-        self._targets: dict[str, Target] = {}
+        # By worker and not by name: one that is removed may still answer when its successor of the same name is here.
+        self._targets: dict[Worker, Target] = {}
         self._tls: ssl.SSLContext | None = None
         registry.hooks.removed.append(self._worker_gone)
         registry.hooks.freed.append(self._worker_gone)
@@ -47,22 +48,27 @@ class Pools:
         self._worker_key = worker_key
         self._keys_end_here = keys_end_here
         for worker in registry:
-            target = self._targets.get(worker.id)
+            target = self._targets.get(worker)
             if target is not None:
                 target.pool.reconfigure(limits)
                 authorization = self._authorization(worker)
-                self._targets[worker.id] = dataclasses.replace(target, authorization=authorization)
+                self._targets[worker] = dataclasses.replace(target, authorization=authorization)
 
     def of(self, worker: Worker) -> Target:
         """The target of a worker."""
-        target = self._targets.get(worker.id)
+        target = self._targets.get(worker)
         if target is None:
-            target = self._targets[worker.id] = self._make(worker)
+            target = self._make(worker)
+            if worker.local or not worker.removed:  # else nobody would tell when to let it go
+                self._targets[worker] = target
         return target
 
     def connections(self) -> dict[str, int]:
         """Open connections per worker."""
-        return {worker: target.pool.statistics().open for worker, target in self._targets.items()}
+        found: dict[str, int] = {}
+        for worker, target in self._targets.items():
+            found[worker.id] = found.get(worker.id, 0) + target.pool.statistics().open
+        return found
 
     def close(self) -> None:
         """Abort all connections."""
@@ -85,6 +91,6 @@ class Pools:
 
     def _worker_gone(self, worker: Worker) -> None:
         if worker.removed and worker.local == 0:
-            target = self._targets.pop(worker.id, None)
+            target = self._targets.pop(worker, None)
             if target is not None:
                 target.pool.close()

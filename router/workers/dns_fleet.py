@@ -16,6 +16,8 @@ from typing import Final
 from router.settings import DnsSettings, Settings, normalise_worker_url, read_name_server
 from router.workers.dns import DnsError, Resolver, ServerResolver, SystemResolver
 from router.workers.dns_wire import MAX_ADDRESSES
+from router.workers.health import State
+from router.workers.leaving import needed
 from router.workers.registry import Registry, Worker, worker_id
 
 log = logging.getLogger("router.workers")
@@ -60,6 +62,7 @@ class DnsFleet:
         self._draw = draw
         self._tasks: list[asyncio.Task[None]] = []
         self._looked = asyncio.Event()
+        registry.hooks.state.append(self._state_changed)
 
     def start(self) -> None:
         """Begin to look names up."""
@@ -140,6 +143,7 @@ class DnsFleet:
         for url, member in source.members.items():
             if url not in urls:
                 self._absent(member)
+        self._drain_absent()
         gone = self._let_go(source)
         if added or gone:
             log.info("workers_dns: %d added, %d removed, %d now", added, gone, before + added - gone)
@@ -149,21 +153,41 @@ class DnsFleet:
         member = source.members.get(url)
         if member is None:
             known = self._registry.get(worker_id(url))
-            worker = known or self._registry.add(url, slots=self._slots)
-            source.members[url] = Member(worker, ours=known is None)
+            ours = known is None or (known.leaving and not self._members(known))
+            source.members[url] = Member(self._registry.add(url, slots=self._slots), ours)
             return True
         member.missing = 0
+        if member.ours:
+            member.worker.leaving = False
         if member.drained:
             member.drained = False
             self._registry.set_draining(member.worker, False)
         return False
 
     def _absent(self, member: Member) -> None:
-        """A worker is not listed any more: it gets nothing new, and stays for now."""
+        """A worker is not listed any more: it is about to leave, and stays for now."""
         member.missing += 1
-        if member.ours and not member.worker.draining:
-            member.drained = True
-            self._registry.set_draining(member.worker, True)
+        if member.ours:
+            member.worker.leaving = True
+
+    def _drain_absent(self) -> None:
+        """Send nothing new to those who are about to leave, unless their successors have yet to be looked at."""
+        absent = [
+            member
+            for source in self.sources
+            for member in source.members.values()
+            if member.missing and member.ours and not member.worker.draining
+        ]
+        if not absent:
+            return
+        kept = needed(self._registry, [member.worker for member in absent if member.missing < MISSING])
+        for member in absent:
+            if member.worker not in kept:
+                member.drained = True
+                self._registry.set_draining(member.worker, True)
+
+    def _state_changed(self, worker: Worker, before: State, after: State) -> None:
+        self._drain_absent()
 
     def _let_go(self, source: Source) -> int:
         """Forget those that have been missing for long enough and have nothing left to do; how many."""

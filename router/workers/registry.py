@@ -66,6 +66,7 @@ class Worker:
         "facts",
         "id",
         "last_served",
+        "leaving",
         "load",
         "local",
         "local_queued_tokens",
@@ -93,8 +94,8 @@ class Worker:
         self.facts = Facts()
         self.epoch = 0.0
         self.state = State.STARTING
-        self.draining = False
-        self.removed = False
+        # Leaving: to be removed as soon as others can do without it.
+        self.draining = self.leaving = self.removed = False
         # In flight, and of that what waits for its first byte: from this replica, from each other one, and in all.
         self.local = self.local_waiting = self.local_queued_tokens = 0
         self.remote: dict[str, Part] = {}
@@ -185,6 +186,7 @@ class Registry:
         """Add a worker, or return the one that listens there already."""
         known = self._workers.get(worker_id(url))
         if known is not None:
+            known.leaving = False
             return known
         worker = Worker(url, slots=slots, api_key=api_key, work=self.work.queue(worker_id(url)))
         self._workers[worker.id] = worker

@@ -9,7 +9,8 @@ import pytest
 from router.settings import Settings
 from router.workers.dns import DnsError
 from router.workers.dns_fleet import MISSING, DnsFleet
-from router.workers.registry import Lease, Registry, Worker, worker_id
+from router.workers.health import Event
+from router.workers.registry import Facts, Lease, Model, Registry, Worker, worker_id
 
 ONE, TWO, THREE = "10.0.0.1", "10.0.0.2", "10.0.0.3"
 
@@ -100,6 +101,47 @@ async def test_one_with_requests_in_flight_is_waited_for(rig: Rig) -> None:
     lease.end()
     await rig.look([ONE])
     assert rig.worker(TWO) is None
+
+
+def ready(rig: Rig, address: str) -> None:
+    worker = rig.there(address)
+    rig.registry.learn(worker, Facts(models={"m": Model("m", b"{}")}))
+    rig.registry.feed(worker, Event.UP)
+
+
+async def test_where_all_are_replaced_they_serve_until_one_that_came_is_ready(rig: Rig) -> None:
+    await rig.look([ONE, TWO])
+    ready(rig, ONE)
+    ready(rig, TWO)
+    before = [rig.there(ONE), rig.there(TWO)]
+    await rig.look([THREE])
+    assert [worker.usable for worker in before] == [True, True]
+    ready(rig, THREE)
+    assert [worker.draining for worker in before] == [True, True]
+    assert rig.there(THREE).usable
+
+
+async def test_the_last_of_a_model_waits_for_nobody_longer_than_it_may_be_missing(rig: Rig) -> None:
+    await rig.look([ONE])
+    ready(rig, ONE)
+    left = rig.there(ONE)
+    lease = Lease(rig.registry, left)
+    await rig.look([TWO], MISSING - 1)
+    assert left.usable
+    await rig.look([TWO])
+    assert left.draining
+    lease.end()
+    await rig.look([TWO])
+    assert rig.worker(ONE) is None
+
+
+async def test_one_that_comes_back_before_its_successors_are_ready_stays(rig: Rig) -> None:
+    await rig.look([ONE])
+    ready(rig, ONE)
+    await rig.look([TWO])
+    await rig.look([ONE, TWO])
+    ready(rig, TWO)
+    assert [worker.draining for worker in rig.registry] == [False, False]
 
 
 @pytest.mark.parametrize("says", [None, ()])

@@ -10,8 +10,10 @@ import pytest
 from router.app import Router
 from router.dataplane.gate import Bounds
 from router.dataplane.upstream_types import UpstreamLimits
+from router.prompt import Form, Prompt
 from router.settings import Settings, load
-from router.workers.registry import Lease, Worker
+from router.workers.health import Event
+from router.workers.registry import Facts, Lease, Model, Worker
 
 WORKERS = ["http://127.0.0.1:9"]
 # A value for each, none of them a default, and no two alike.
@@ -103,6 +105,27 @@ async def test_how_much_is_remembered_and_shown(replica: Router) -> None:
     assert (index.max_blocks, index.ttl, index.tentative_ttl) == (1_234, 12.5, 1.25)
     assert replica.ring._ring.maxlen == 11
     assert replica.relay._reveal is False
+
+
+async def test_a_fleet_that_is_replaced_serves_until_its_successor_is_ready() -> None:
+    made = Router(load(None, {"workers": WORKERS}))
+    before = only_worker(made)
+    _ready(made, before)
+    made.reconfigure(load(None, {"workers": ["http://127.0.0.1:10"]}))
+    inquiry = made.selector.inquire(Prompt(Form.OTHER, "m"))
+    placement = made.selector.place(inquiry, 0.0)
+    assert placement is not None
+    assert placement.worker is before
+    (successor,) = (worker for worker in made.registry if worker is not before)
+    _ready(made, successor)
+    assert only_worker(made) is successor
+    placement.release()
+    await made.aclose()
+
+
+def _ready(replica: Router, worker: Worker) -> None:
+    replica.registry.learn(worker, Facts(models={"m": Model("m", b"{}")}))
+    replica.registry.feed(worker, Event.UP)
 
 
 def test_no_value_above_is_a_default_or_stands_twice() -> None:

@@ -80,7 +80,10 @@ def live(tmp_path: Path) -> Iterator[Live]:
 
 @contextmanager
 def traffic(live: Live, lanes: int = 4) -> Iterator[Counter[int]]:
-    """Short requests and a few streams meanwhile, each on a connection that is kept; the statuses of all."""
+    """Short requests and a few streams meanwhile, each on a connection that is kept; the statuses of all.
+
+    0 is a broken connection, -1 a stream without its end.
+    """
     statuses: Counter[int] = Counter()
     ended = threading.Event()
 
@@ -95,8 +98,8 @@ def traffic(live: Live, lanes: int = 4) -> Iterator[Counter[int]]:
                 except httpx.HTTPError:
                     statuses[0] += 1
                 else:
-                    whole = number != 0 or answer.text.endswith("data: [DONE]\n\n")
-                    statuses[answer.status_code if whole else -1] += 1
+                    cut = number == 0 and answer.status_code == 200 and not answer.text.endswith("data: [DONE]\n\n")
+                    statuses[-1 if cut else answer.status_code] += 1
 
     threads = [threading.Thread(target=lane, args=(number,)) for number in range(lanes)]
     for thread in threads:
