@@ -9,6 +9,7 @@ import pytest
 from router.affinity import AffinityMap
 from router.cachemodel import CacheProfile, Rule
 from router.calibration import TokenRatios, Usage
+from router.calibration.verdict import EXPIRY_SECONDS
 from router.dataplane.verdicts import Verdicts
 from router.decisions import DecisionRecord
 from router.metrics import Metrics
@@ -152,22 +153,27 @@ def test_what_falls_short_in_the_new_life_is_not_put_down_to_the_end_of_the_old_
     assert bench.verdicts.emptied_at(bench.worker) == bench.worker.epoch
     before = bench.fallbacks()
     bench.serve(text(20), 0)
+    bench.now += EXPIRY_SECONDS + 1
     bench.serve(text(20), 0)
     gained = {cause for cause, count in bench.fallbacks().items() if count > before.get(cause, 0)}
-    assert gained == {"not_resident"}
+    assert gained == {"expired"}
 
 
-def test_what_the_worker_had_beyond_the_map_lets_its_capacity_grow_by_so_much() -> None:
+@pytest.mark.parametrize("known", [0, 4_000])
+def test_what_the_worker_had_beyond_the_map_lets_its_capacity_grow_by_so_much(known: int) -> None:
     bench = Bench(profile=CacheProfile(capacity_tokens=2 * TOKENS))
     capacity = bench.verdicts.ledger_of(bench.worker).capacity
-    for number in range(4):
+    for number in range(1, 4):
         bench.serve(text(number), 0)
+    if known:
+        bench.serve(text(0)[:known], 0)
     before = capacity.tokens
     assert before is not None
-    record = bench.serve(text(0), TOKENS // 4)
-    assert record.verdict == "better"
-    assert record.predicted_cached_tokens == 0
-    assert capacity.tokens == int(before * (1 + 0.2 / 4)) + 1
+    record = bench.serve(text(0), TOKENS - 300)
+    predicted = record.predicted_cached_tokens
+    assert predicted is not None
+    assert (record.verdict, predicted > 0) == ("better", known > 0)
+    assert capacity.tokens == int(before * (1 + 0.2 * (TOKENS - 300 - predicted) / TOKENS)) + 1
 
 
 def test_one_that_only_counts_changes_nothing() -> None:
