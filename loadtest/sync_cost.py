@@ -56,7 +56,6 @@ class Replica:
             settings = SyncSettings.model_validate({"redis_url": redis_url})
             sender = f"{self._rng.getrandbits(64):016x}"
             self.sync = Sync(settings, "f" * 16, self._index, self._registry, time.monotonic, sender)
-        self._registry.hooks.load.append(self.sync.load)
         self._registry.hooks.step.append(self.sync.step)
         self._workers = [self._registry.add(f"http://10.0.0.{n + 1}:8000", slots=1024) for n in range(WORKERS)]
         for worker in self._workers:

@@ -255,8 +255,8 @@ class Router:
         hooks = self.registry.hooks
         hooks.epoch.append(lambda worker: _set_epoch(self.index, worker))
         hooks.epoch.append(self.sync.epoch)
-        hooks.load.append(self.sync.load)
-        hooks.step.append(self.sync.step)
+        if isinstance(self.sync, Sync):
+            hooks.step.append(self.sync.step)
         hooks.removed.append(lambda worker: self.index.forget(worker.id))
         hooks.state.append(self._state_changed)
         self.selector.owned_hooks.append(self.sync.owned)

@@ -79,7 +79,7 @@ class Sync(NoSync):
         self._was_linked = False
         # Whether steps are told: linked, and with somebody to hear them. Looked at several times for each request.
         self._heard = False
-        self._add_step = self._outbox.work.add
+        self._changed, self._add_step = self._outbox.changed, self._outbox.work.add
         self._echoes = Echoes()
 
     def _make_resync(self) -> Resync:
@@ -131,23 +131,20 @@ class Sync(NoSync):
         if not self._soon:
             self._send_soon()
 
-    def load(self, worker: Worker) -> None:
-        """This replica's requests in flight on the worker have changed."""
-        self._outbox.changed.add(worker.id)
-        if not self._soon:
-            self._send_soon()
-
     def step(self, lease: Lease, what: Step) -> None:
         """One of this replica's requests has started, was answered, or has ended."""
+        self._changed.add(lease.worker.id)
         if self._heard:
             self._add_step(lease, what)
-            if not self._soon:
-                self._send_soon()
+        if not self._soon:
+            self._send_soon()
 
     # One that came from another replica is passed on once more, which also reaches those that missed it.
     def epoch(self, worker: Worker) -> None:
         """The worker's epoch has changed."""
-        self.load(worker)
+        self._changed.add(worker.id)
+        if not self._soon:
+            self._send_soon()
 
     def start(self) -> None:
         """Begin, in the background; it makes no difference whether Redis can be reached."""

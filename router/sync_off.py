@@ -64,9 +64,6 @@ class NoSync:
     def owned(self, delta: Delta) -> None:
         """This replica saw a worker serve a prompt."""
 
-    def load(self, worker: Worker) -> None:
-        """This replica's requests in flight on the worker have changed."""
-
     def step(self, lease: Lease, what: Step) -> None:
         """One of this replica's requests has started, was answered, or has ended."""
 

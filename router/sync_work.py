@@ -10,8 +10,6 @@ import struct
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
-import msgspec
-
 from router.affinity import AffinityMap, Touch
 from router.hashing import weight_of
 from router.sync_codec import MAX_MESSAGE, Message, pack, unpack
@@ -186,7 +184,8 @@ def told(lease: Lease, what: What) -> Step:
         return Step(lease.worker.id, lease.key[1], ENDED)
     work, claim = lease.work, lease.claim
     kind = STARTED_SILENT if work.silent else STARTED
-    step = Step(lease.worker.id, lease.key[1], kind, int(work.uncached), permille_of(work), work.whole)
-    if claim is None or not claim.tentative:
-        return step
-    return msgspec.structs.replace(step, base=claim.above, new=pack(claim.blocks[::-1]))
+    base, new = None, b""
+    if claim is not None and claim.tentative:
+        base, new = claim.above, pack(claim.blocks[::-1])
+    # By place: it is a third of the time that names take.
+    return Step(lease.worker.id, lease.key[1], kind, int(work.uncached), permille_of(work), work.whole, base, new)

@@ -144,7 +144,6 @@ class Hooks:
 
     state: list[Callable[[Worker, State, State], None]] = field(default_factory=list)
     added: list[WorkerHook] = field(default_factory=list)
-    load: list[WorkerHook] = field(default_factory=list)
     epoch: list[WorkerHook] = field(default_factory=list)
     removed: list[WorkerHook] = field(default_factory=list)
     learned: list[WorkerHook] = field(default_factory=list)
@@ -393,8 +392,6 @@ class Lease:
     def _tell(self, step: Step) -> None:
         hooks = self._registry.hooks
         for hook in hooks.moved:
-            hook(self.worker)
-        for hook in hooks.load:
             hook(self.worker)
         for told in hooks.step:
             told(self, step)

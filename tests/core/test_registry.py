@@ -155,7 +155,7 @@ def test_load_is_the_sum_of_all_replicas_and_falls_with_them(registry: Registry)
 def test_what_waits_for_its_first_byte_is_counted_over_all_replicas(registry: Registry) -> None:
     worker = registry.add("http://a:1", slots=9)
     told: list[tuple[int, int, int]] = []
-    registry.hooks.load.append(lambda changed: told.append((changed.load, changed.waiting, changed.queued_tokens)))
+    registry.hooks.step.append(lambda _, __: told.append((worker.load, worker.waiting, worker.queued_tokens)))
     answered, broken = Lease(registry, worker, 100), Lease(registry, worker, 20)
     registry.set_remote(worker, "r2", 3, 2, 5_000)
     registry.set_remote(worker, "r3", 2, 7, -1)
@@ -177,7 +177,7 @@ def test_a_lease_ends_once(registry: Registry) -> None:
     worker = registry.add("http://a:1", slots=1)
     loads: list[int] = []
     freed: list[Worker] = []
-    registry.hooks.load.append(lambda changed: loads.append(changed.load))
+    registry.hooks.step.append(lambda lease, _: loads.append(lease.worker.load))
     registry.hooks.freed.append(freed.append)
     lease = Lease(registry, worker)
     lease.end()

@@ -17,7 +17,7 @@ class Box:
     def __init__(self, most: int = 100) -> None:
         self.registry = Registry()
         self.outbox = Outbox(self.registry, most)
-        self.registry.hooks.load.append(lambda worker: self.outbox.changed.add(worker.id))
+        self.registry.hooks.step.append(lambda lease, _: self.outbox.changed.add(lease.worker.id))
         self.registry.hooks.step.append(self.outbox.work.add)
         self.workers = [self.registry.add(f"http://10.0.0.{number}:8000", slots=9) for number in (1, 2)]
         for worker in self.workers:

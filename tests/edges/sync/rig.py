@@ -94,7 +94,6 @@ def connect(
     """A replica of these parts, wired as in the whole router."""
     sender = f"{next(_numbers):016x}"
     news = Sync(settings, fingerprint, index, registry, time.monotonic, sender, link)
-    registry.hooks.load.append(news.load)
     registry.hooks.step.append(news.step)
     registry.hooks.epoch.append(lambda worker: put_epoch(index, worker))
     registry.hooks.epoch.append(news.epoch)

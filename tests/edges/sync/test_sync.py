@@ -264,7 +264,6 @@ async def test_without_redis_everything_is_quiet() -> None:
     nothing = NoSync()
     nothing.start()
     worker = Registry().add(URLS[0], slots=1)
-    nothing.load(worker)
     nothing.epoch(worker)
     assert (nothing.up, nothing.lag_seconds, nothing.peers, nothing.queued) == (None, None, 0, 0)
     assert not any(nothing.dropped.values())
@@ -281,6 +280,6 @@ async def test_leaving_news_costs_microseconds() -> None:
     began = time.perf_counter()
     for _ in range(5000):
         replica.sync.owned(delta)
-        replica.sync.load(worker)
+        replica.sync.epoch(worker)
     # Measured: 0.3 us; the bound leaves room for a busy machine.
     assert (time.perf_counter() - began) / 5000 < 20e-6
