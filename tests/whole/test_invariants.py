@@ -10,7 +10,7 @@ import pytest
 
 from loadtest.fleet import RouterProcess
 from router.workers.registry import worker_id
-from tests.invariants.replicas import REPLICAS
+from tests.invariants.replicas import REPLICAS, Holding
 from tests.whole import invariants
 from tests.whole.invariants import check_invariants, check_recovery
 from tests.whole.rig import Rig
@@ -112,6 +112,8 @@ def test_a_replica_is_looked_at_before_it_is_stopped(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(followed, "check", found)
     followed.follow(monkeypatch)
     router = RouterProcess.__new__(RouterProcess)
+    monkeypatch.setattr(RouterProcess, "pid", 1)
+    followed.before[1] = Holding(0, 0, 0)
     router.stop()
     assert seen == ended == [router]
     monkeypatch.setattr(followed, "check", lambda routers: None)
