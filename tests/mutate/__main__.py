@@ -97,7 +97,7 @@ class Run:
             work = partial(self._program.run, tests, function)
         else:
             work = partial(run_anew, file_of(case.module), case.code, tests)
-        self._running.append((Trial(work, 5 * seconds + 10), case, most))
+        self._running.append((Trial(work, 5 * seconds + 60), case, most))
 
     def _count(self, outcome: str, case: Case) -> None:
         self.outcomes[case.module][outcome] += 1
