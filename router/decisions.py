@@ -41,6 +41,61 @@ class DecisionRecord:
     # The code of the error that ended the attempt, or what made it be given to another worker.
     error: str | None = None
 
+    # Spelt out, since a generated one is not compiled.
+    def __init__(
+        self,
+        request_id: str,
+        at: float,
+        endpoint: str,
+        model: str,
+        worker: str,
+        reason: str,
+        matched_blocks: int,
+        blocks: int,
+        resumable_tokens: int,
+        prompt_tokens: int,
+        load: int,
+        min_load: int,
+        slack: int,
+        runner_up: str | None,
+        attempt: int,
+        status: int | None = None,
+        outcome: str | None = None,
+        first_byte_seconds: float | None = None,
+        total_seconds: float | None = None,
+        reported_prompt_tokens: int | None = None,
+        predicted_cached_tokens: int | None = None,
+        reported_cached_tokens: int | None = None,
+        output_tokens: int | None = None,
+        verdict: str | None = None,
+        error: str | None = None,
+    ) -> None:
+        self.request_id = request_id
+        self.at = at
+        self.endpoint = endpoint
+        self.model = model
+        self.worker = worker
+        self.reason = reason
+        self.matched_blocks = matched_blocks
+        self.blocks = blocks
+        self.resumable_tokens = resumable_tokens
+        self.prompt_tokens = prompt_tokens
+        self.load = load
+        self.min_load = min_load
+        self.slack = slack
+        self.runner_up = runner_up
+        self.attempt = attempt
+        self.status = status
+        self.outcome = outcome
+        self.first_byte_seconds = first_byte_seconds
+        self.total_seconds = total_seconds
+        self.reported_prompt_tokens = reported_prompt_tokens
+        self.predicted_cached_tokens = predicted_cached_tokens
+        self.reported_cached_tokens = reported_cached_tokens
+        self.output_tokens = output_tokens
+        self.verdict = verdict
+        self.error = error
+
     def header_lines(self) -> bytes:
         """The decision as the answer's header shows it, in two lines with their ends."""
         return (

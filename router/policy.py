@@ -55,6 +55,19 @@ class Match:
     withheld: Reason | None = None
     expected: int = 0
 
+    # Spelt out, since a generated one is not compiled.
+    def __init__(
+        self,
+        blocks: int = 0,
+        resumable: int = 0,
+        withheld: Reason | None = None,
+        expected: int = 0,
+    ) -> None:
+        self.blocks = blocks
+        self.resumable = resumable
+        self.withheld = withheld
+        self.expected = expected
+
 
 NO_MATCH = Match()
 
@@ -88,6 +101,25 @@ class Ask:
     turn: int = 0
     bypass: bool = False
     cut_off: bool = False
+
+    # Spelt out, since a generated one is not compiled.
+    def __init__(
+        self,
+        blocks: int,
+        prompt_tokens: int,
+        key: int,
+        draw: tuple[float, float] = (0.0, 0.0),
+        turn: int = 0,
+        bypass: bool = False,
+        cut_off: bool = False,
+    ) -> None:
+        self.blocks = blocks
+        self.prompt_tokens = prompt_tokens
+        self.key = key
+        self.draw = draw
+        self.turn = turn
+        self.bypass = bypass
+        self.cut_off = cut_off
 
 
 class Decision(Generic[C]):

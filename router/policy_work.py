@@ -85,6 +85,19 @@ class View:
     last_used: Callable[[str], float] | None = None
     weights: Weights = WEIGHTS
 
+    # Spelt out, since a generated one is not compiled.
+    def __init__(
+        self,
+        now: float,
+        pressure: Callable[[str], float] | None = None,
+        last_used: Callable[[str], float] | None = None,
+        weights: Weights = WEIGHTS,
+    ) -> None:
+        self.now = now
+        self.pressure = pressure
+        self.last_used = last_used
+        self.weights = weights
+
 
 def pressure(fill: float, oldest: float, interval: float, weights: Weights = WEIGHTS) -> float:
     """What a token is worth that the next prompt pushes out of a cache.

@@ -42,6 +42,19 @@ class Waiting:
     whole: int = 0
     lighter: float = 0.0
 
+    # Spelt out, since a generated one is not compiled.
+    def __init__(
+        self,
+        uncached: float,
+        silent: bool = False,
+        whole: int = 0,
+        lighter: float = 0.0,
+    ) -> None:
+        self.uncached = uncached
+        self.silent = silent
+        self.whole = whole
+        self.lighter = lighter
+
 
 NOBODY = Waiting(0.0)
 

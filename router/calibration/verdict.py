@@ -24,6 +24,17 @@ class Usage:
     cached_tokens: int | None = None
     completion_tokens: int = 0
 
+    # Spelt out, since a generated one is not compiled.
+    def __init__(
+        self,
+        prompt_tokens: int,
+        cached_tokens: int | None = None,
+        completion_tokens: int = 0,
+    ) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.cached_tokens = cached_tokens
+        self.completion_tokens = completion_tokens
+
 
 class Verdict(enum.StrEnum):
     """Whether a predicted hit came true."""
@@ -66,6 +77,23 @@ class Belief:
     at_least: bool = False
     used: float | None = None
     tentative: bool = False
+
+    # Spelt out, since a generated one is not compiled.
+    def __init__(
+        self,
+        credited: int,
+        predicted: int,
+        step: int,
+        at_least: bool = False,
+        used: float | None = None,
+        tentative: bool = False,
+    ) -> None:
+        self.credited = credited
+        self.predicted = predicted
+        self.step = step
+        self.at_least = at_least
+        self.used = used
+        self.tentative = tentative
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,43 @@ class Job:
     failed_over: bool = False
     prepaid: bool = False
 
+    # Spelt out, since a generated one is not compiled.
+    def __init__(
+        self,
+        client: Client,
+        route: Route,
+        body: bytes,
+        inquiry: Inquiry,
+        began: float,
+        record: DecisionRecord | None = None,
+        row: Row | None = None,
+        earlier: tuple[DecisionRecord, ...] = (),
+        kept: Kept | None = None,
+        failure: errors.RouterError | None = None,
+        span: Span | None = None,
+        cause: Outcome | None = None,
+        asked: bool = False,
+        failed_over: bool = False,
+        prepaid: bool = False,
+    ) -> None:
+        self.client = client
+        self.route = route
+        self.body = body
+        self.inquiry = inquiry
+        self.began = began
+        self.record = record
+        self.row = row
+        self.earlier = earlier
+        self.tried = []
+        self.kept = kept
+        self.failure = failure
+        self.span = span
+        self.cause = cause
+        self.refused_by = []
+        self.asked = asked
+        self.failed_over = failed_over
+        self.prepaid = prepaid
+
     @property
     def worker(self) -> str:
         return self.record.worker if self.record else ""
@@ -278,7 +315,7 @@ class Dispatcher:
             route.path,
             inquiry.model,
             decision.worker.id,
-            decision.reason.value,
+            decision.reason._value_,
             match.blocks,
             decision.blocks,
             match.resumable,

@@ -54,6 +54,23 @@ class Answered:
     profile: CacheProfile
     prior: LastUse | None
 
+    # Spelt out, since a generated one is not compiled.
+    def __init__(
+        self,
+        belief: Belief,
+        model: str,
+        epoch: float,
+        prompt_tokens: int,
+        profile: CacheProfile,
+        prior: LastUse | None,
+    ) -> None:
+        self.belief = belief
+        self.model = model
+        self.epoch = epoch
+        self.prompt_tokens = prompt_tokens
+        self.profile = profile
+        self.prior = prior
+
 
 class Account:
     """One worker: its ledger, and the comparison with its counters."""
@@ -128,9 +145,9 @@ class Verdicts:
             record.reported_prompt_tokens = usage.prompt_tokens
             record.reported_cached_tokens = usage.cached_tokens
             record.output_tokens = usage.completion_tokens
-            record.verdict = verdict.value
+            record.verdict = verdict._value_
         row = self._metrics.row(record.endpoint, record.model, record.worker, record.reason)
-        row.judged(verdict.value)
+        row.judged(verdict._value_)
         account = self._account(worker)
         if verdict is _UNKNOWN or usage is None or usage.cached_tokens is None:
             account.ledger.count(_UNKNOWN)

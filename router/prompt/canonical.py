@@ -15,7 +15,8 @@ from xxhash import xxh3_128, xxh3_128_digest
 
 from router.hashing import HORIZON_BYTES
 from router.prompt import shapes
-from router.prompt.shapes import EMPTY, MEDIA_BYTES, Item, Message, Part, first, given
+from router.prompt.raws import first, given, lenient
+from router.prompt.shapes import EMPTY, MEDIA_BYTES, Item, Message, Part
 
 ROLE, TEXT, FIELD, MEDIA, ITEM = b"\x01", b"\x02", b"\x03", b"\x04", b"\x05"
 # A text part begins on a new line of the rendered prompt; this is the line break as JSON escapes it.
@@ -66,7 +67,7 @@ class Prefix:
         """Something of unknown shape, which may be large: equal only to itself."""
         if self.room > 0:
             digest = xxh3_128()
-            fields = shapes.lenient(shapes.fields, raw, {}) if len(raw) <= ODD_BYTES else {}
+            fields = lenient(shapes.fields, raw, {}) if len(raw) <= ODD_BYTES else {}
             # A marker that clients move from turn to turn.
             fields.pop("cache_control", None)
             for name, value in fields.items():
@@ -191,7 +192,7 @@ def is_several(raw: bytes) -> bool:
         return False
     inner = raw[1:].lstrip()
     if inner[:1] == b'"':
-        return len(shapes.lenient(shapes.raws, raw, [])) > 1
+        return len(lenient(shapes.raws, raw, [])) > 1
     return inner[:1] == b"[" and b"]" in inner.strip(b"[] \t\r\n")
 
 

@@ -17,7 +17,8 @@ import msgspec
 from router.errors import BadRequest
 from router.prompt import shapes
 from router.prompt.canonical import ITEM, ROLE, Prefix, add_content, add_items, add_messages, add_prompt, is_several
-from router.prompt.shapes import MEDIA_BYTES, first, given, lenient
+from router.prompt.raws import first, given, lenient
+from router.prompt.shapes import MEDIA_BYTES
 
 # A body this large is first checked for a mass of tiny objects: each costs half a microsecond to take apart, and a
 # request has its whole turn of the event loop until it is placed.
@@ -72,6 +73,35 @@ class Prompt:
     # What usage says of the cache is not what the prefix was worth: of several prompts in one request only the last
     # one's cached tokens are reported, and for the log probabilities of a prompt an engine does not read its cache.
     incomparable: bool = False
+
+    # Spelt out, since a generated one is not compiled.
+    def __init__(
+        self,
+        form: Form,
+        model: str = "",
+        stream: bool = False,
+        salt: str = "",
+        prefix: bytes = b"",
+        size: int = 0,
+        tokens: int | None = None,
+        max_tokens: int = 0,
+        wants_usage: bool = False,
+        previous_response: str = "",
+        choices: int = 1,
+        incomparable: bool = False,
+    ) -> None:
+        self.form = form
+        self.model = model
+        self.stream = stream
+        self.salt = salt
+        self.prefix = prefix
+        self.size = size
+        self.tokens = tokens
+        self.max_tokens = max_tokens
+        self.wants_usage = wants_usage
+        self.previous_response = previous_response
+        self.choices = choices
+        self.incomparable = incomparable
 
 
 def read_prompt(form: Form, body: bytes, content_type: bytes = b"") -> Prompt:

@@ -10,6 +10,8 @@ from typing import TypeVar
 import msgspec
 from msgspec import Raw
 
+from router.prompt.raws import lenient
+
 # What an image or a sound counts for in size estimates; its data does not, whatever the encoding.
 MEDIA_BYTES = 2048
 # No number that means anything is written longer.
@@ -139,14 +141,6 @@ number = msgspec.json.Decoder(int)
 anything: msgspec.json.Decoder[object] = msgspec.json.Decoder(object)
 
 
-def lenient(decoder: msgspec.json.Decoder[T], raw: Raw | bytes, default: T) -> T:
-    """What the decoder makes of the value, or the default where it can't make anything of it."""
-    try:
-        return decoder.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return default
-
-
 def count(raw: Raw) -> int:
     """A number as engines read it: they take `4.0` and `"4"` for 4. What is no number is for them to refuse: 0."""
     if len(raw) > NUMBER_BYTES:
@@ -156,13 +150,3 @@ def count(raw: Raw) -> int:
         return int(float(value)) if isinstance(value, int | float | str) else 0
     except (ValueError, OverflowError):
         return 0
-
-
-def given(raw: Raw) -> bool:
-    """Whether a field is there and not null."""
-    return len(raw) > 0 and (len(raw) != 4 or bytes(raw) != b"null")
-
-
-def first(raw: Raw) -> bytes:
-    """The first byte of a value, which tells its JSON type."""
-    return bytes(memoryview(raw)[:1])

@@ -42,6 +42,35 @@ class Inquiry:
     # Whose share of the map its blocks count to.
     tenant: str = ""
 
+    # Spelt out, since a generated one is not compiled.
+    def __init__(
+        self,
+        prompt: Prompt,
+        model: str,
+        hashes: list[int],
+        tokens: int,
+        tokens_per_byte: float,
+        key: int,
+        settings: ModelSettings,
+        cache: CacheSettings | None = None,
+        pinned: str | None = None,
+        whole: int = 0,
+        ends: Sequence[int] | None = None,
+        tenant: str = "",
+    ) -> None:
+        self.prompt = prompt
+        self.model = model
+        self.hashes = hashes
+        self.tokens = tokens
+        self.tokens_per_byte = tokens_per_byte
+        self.key = key
+        self.settings = settings
+        self.cache = cache
+        self.pinned = pinned
+        self.whole = whole
+        self.ends = ends
+        self.tenant = tenant
+
     @property
     def window(self) -> int:
         """Tokens of context that the request needs."""
