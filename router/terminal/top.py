@@ -7,10 +7,13 @@ import contextlib
 import os
 import re
 import shutil
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from types import FrameType
 from typing import Final, TextIO
 
 from router.flags import Parser
@@ -82,8 +85,8 @@ def _once(replicas: Sequence[Replica], style: Style, out: TextIO, pool: ThreadPo
 
 def _live(replicas: Sequence[Replica], style: Style, out: TextIO, pool: ThreadPoolExecutor, interval: float) -> None:
     before: dict[str, tuple[float, float]] = {}
-    with _screen(out):
-        while True:
+    with _interrupts() as interrupted, _screen(out):
+        while not interrupted.is_set():
             began = time.monotonic()
             views = [_with_rate(view, before, time.monotonic()) for view in pool.map(look, replicas)]
             size = shutil.get_terminal_size()
@@ -105,6 +108,22 @@ def _with_rate(view: View, before: dict[str, tuple[float, float]], now: float) -
         return view
     rate = (count - then[1]) / (now - then[0])
     return View(view.url, view.state, view.trouble, view.workers, view.requests, rate)
+
+
+@contextlib.contextmanager
+def _interrupts() -> Iterator[threading.Event]:
+    """Whether there was one: raised where Python runs a callback, as for what it collects, an interrupt is ignored."""
+    interrupted = threading.Event()
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        interrupted.set()
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield interrupted
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextlib.contextmanager
