@@ -35,8 +35,8 @@ class Parts:
         for kind in KINDS:
             self._follow(kind, patch)
         self._log = _Log()
-        self._memory = _resident()
         gc.collect()
+        self._memory = _resident()
         self._descriptors = len(_descriptors())
         logging.getLogger().addHandler(self._log)
 
