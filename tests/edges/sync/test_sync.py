@@ -245,7 +245,7 @@ async def test_what_leaves_together_is_one_message_on_the_way(monkeypatch: pytes
         await wait(lambda: two.depth(HASHES) == 20 and two.load() == 1)
         assert {("out", "news"), ("out", "steps")} <= set(one.sync.messages)
         trains = [uncouple(message) for message in sent if isinstance(message, bytes) and message.startswith(TRAIN)]
-        assert any(len(train) == 2 for train in trains)
+        assert any(len(train) >= 2 for train in trains)
         lease.end()
         assert not any(two.sync.dropped.values())
         assert two.sync.gaps == 0
