@@ -16,7 +16,7 @@ from router.dataplane.attempts import RULES, SPARE_SECONDS, Outcome, RetryBudget
 from router.dataplane.client import Client
 from router.dataplane.decision_log import DecisionLog
 from router.dataplane.headers import Headers, upstream_head
-from router.dataplane.pools import Pools
+from router.dataplane.pools import Pools, Target
 from router.dataplane.relay import Kept, Relay, without_redirect
 from router.dataplane.spans import Span, Tracer
 from router.dataplane.stored import StoredResponses
@@ -42,6 +42,7 @@ class Job:
     body: bytes
     inquiry: Inquiry
     began: float
+    head: bytes = b""  # for the worker that is asked now
     record: DecisionRecord | None = None
     row: Row | None = None  # where it is counted what becomes of the decision
     # The decisions before that one, if there were any.
@@ -54,6 +55,8 @@ class Job:
     refused_by: list[Worker] = field(default_factory=list)
     # The router asks for the usage of the stream, which the client did not.
     asked: bool = False
+    # The answer to come, where the request is on its way already.
+    begun: UpstreamResponse | None = None
     # Taken from its worker, which fell silent, to be given to another; what that costs is paid for.
     failed_over: bool = False
     prepaid: bool = False
@@ -82,6 +85,7 @@ class Job:
         self.body = body
         self.inquiry = inquiry
         self.began = began
+        self.head = b""
         self.record = record
         self.row = row
         self.earlier = earlier
@@ -92,6 +96,7 @@ class Job:
         self.cause = cause
         self.refused_by = []
         self.asked = asked
+        self.begun = None
         self.failed_over = failed_over
         self.prepaid = prepaid
 
@@ -236,40 +241,42 @@ class Dispatcher:
         raise error
 
     async def _place(self, job: Job) -> Placement:
+        """Find the request a worker, and send it there at once where a connection rests."""
         job.client.stage = "queue"
         inquiry = job.inquiry
         placement = None
+        decided = 0.0
         if self._admission.idle(inquiry.model):
-            placement = self._selector.place(inquiry, self._clock(), job.tried)
+            choice = self._selector.choose(inquiry, self._clock(), job.tried)
+            if choice is not None:
+                decided = self._clock()
+                target = self._pools.of(choice.worker)
+                job.head = _head_of(job, target)
+                job.begun = target.pool.begin(job.head, job.body)
+                placement = self._selector.settle(inquiry, choice)
         if placement is None:
             placement = await self._admission.place(
                 inquiry.model, lambda: self._selector.place(inquiry, self._clock(), job.tried)
             )
+            decided = self._clock()
+            job.head = _head_of(job, self._pools.of(placement.worker))
         if job.cause is not None:
             self._metrics.retries.inc((job.cause.value,))
-        self._describe(job, placement)
+        self._describe(job, placement, decided)
         return placement
 
     async def _open(self, job: Job, placement: Placement) -> UpstreamResponse:
-        """Send the request to its worker; failures of the worker are raised as upstream errors."""
+        """The worker's answer, once it begins; failures of the worker are raised as upstream errors."""
         job.client.stage = "waiting"
         worker = placement.worker
         target = self._pools.of(worker)
-        head = upstream_head(
-            job.client.method,
-            target.base_path + job.route.target + (b"?" + job.client.query if job.client.query else b""),
-            target.authority,
-            _headers_of(job),
-            len(job.body),
-            job.client.request_id,
-            target.authorization,
-        )
         task = job.client.task
         assert task is not None
         waiting = self._waiting.setdefault(worker.id, {})
         waiting[job] = task
+        begun, job.begun = job.begun, None
         try:
-            return without_redirect(await target.pool.request(head, job.body))
+            return without_redirect(await target.pool.request(job.head, job.body, begun=begun))
         except asyncio.CancelledError:
             if job.failed_over and not job.client.gone:
                 job.failed_over = False
@@ -304,14 +311,13 @@ class Dispatcher:
         if passive.failed(self.registry, worker, self._clock(), self._settings.health, self._draw()):
             self._metrics.ejections.inc((worker.id, outcome.value))
 
-    def _describe(self, job: Job, placement: Placement) -> None:
+    def _describe(self, job: Job, placement: Placement, decided: float) -> None:
         decision = placement.decision
-        now = self._clock()
         route, inquiry, match = job.route, job.inquiry, decision.match
         # By place: the names would take half as long again.
         record = DecisionRecord(
             job.client.request_id.decode("ascii"),
-            now,
+            decided,
             route.path,
             inquiry.model,
             decision.worker.id,
@@ -333,7 +339,7 @@ class Dispatcher:
         job.row = self._metrics.row(record.endpoint, record.model, record.worker, record.reason)
         job.row.decided(record.blocks, record.matched_blocks)
         if not job.tried:
-            self._metrics.decision_seconds.observe(now - job.began)
+            self._metrics.decision_seconds.observe(decided - job.began)
         self._log.add(record)
 
     def _finish(self, job: Job) -> None:
@@ -345,6 +351,8 @@ class Dispatcher:
         if job.record is not None:
             job.record.total_seconds = total
             job.record.status = job.client.status or None
+        if job.begun is not None:  # something has gone wrong before anybody waited for it
+            job.begun.close()
         for hook in self.ended_hooks:
             hook(job)
 
@@ -360,6 +368,19 @@ class Dispatcher:
             if any(other is not worker for other in others) and self._budget.take(now):
                 job.failed_over = job.prepaid = True
                 task.cancel()
+
+
+def _head_of(job: Job, target: Target) -> bytes:
+    client = job.client
+    return upstream_head(
+        client.method,
+        target.base_path + job.route.target + (b"?" + client.query if client.query else b""),
+        target.authority,
+        _headers_of(job),
+        len(job.body),
+        client.request_id,
+        target.authorization,
+    )
 
 
 def _headers_of(job: Job) -> Headers:

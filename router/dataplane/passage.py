@@ -56,13 +56,14 @@ class Passage:
         """Pass a piece on."""
         client = self._client
         try:
+            # First of all, the client gets it; what follows from it is nobody's hurry.
+            client.write(data, more=True)
             # Probes may starve on a busy worker; bytes of an answer say that it lives.
             self.placement.worker.last_served = self._clock()
             if self.tap is not None:
                 self.tap.feed(data)
             if self._unseen:
                 self._look()
-            client.write(data, more=True)
         except Exception as fault:
             self._fail(fault)
             return False
@@ -74,10 +75,10 @@ class Passage:
         if self._unseen or not client.chunked:
             return self.take(data[start:-2])
         try:
+            client.write_chunk(data)
             self.placement.worker.last_served = self._clock()
             if self.tap is not None:
                 self.tap.feed(data[start:-2])
-            client.write_chunk(data)
         except Exception as fault:
             self._fail(fault)
             return False
@@ -88,9 +89,9 @@ class Passage:
         if self.over:
             return
         try:
-            if data and self.tap is not None:
-                self.tap.feed(data)
             if self._client.gone:
+                if data and self.tap is not None:
+                    self.tap.feed(data)
                 return  # the request's task is cancelled already, and decides what this was
             self._end(data, error)
         except Exception as fault:
@@ -102,9 +103,11 @@ class Passage:
 
     def _end(self, data: bytes, error: RouterError | None) -> None:
         if error is None or data:
+            self._client.write(data, more=error is not None)
+            if data and self.tap is not None:
+                self.tap.feed(data)
             if self._unseen:
                 self._look()
-            self._client.write(data, more=error is not None)
         self.over = True
         if error is None:
             self._relay.complete(self)

@@ -56,27 +56,43 @@ class UpstreamPool:
         for connection in self._open:
             connection.reconfigure(limits)
 
+    def begin(self, head: bytes, body: bytes, *, method: bytes = b"POST") -> UpstreamResponse | None:
+        """Send a request at once if a connection rests, and give the answer that is to come to `request` soon.
+
+        So its sender can do what need not be done before, while the worker is at work already.
+        """
+        connection = self._take_idle()
+        return None if connection is None else connection.start(head, body, bodyless=method == b"HEAD")
+
     async def request(
-        self, head: bytes, body: bytes, *, method: bytes = b"POST", replayable: bool = True
+        self,
+        head: bytes,
+        body: bytes,
+        *,
+        method: bytes = b"POST",
+        replayable: bool = True,
+        begun: UpstreamResponse | None = None,
     ) -> UpstreamResponse:
-        """Send one request; returns when the first byte of the body, or the end of an answer without one, is there.
+        """Send one request, unless it has `begun`; returns when the first byte of the body, or the end of an answer
+        without one, is there.
 
         Raises ConnectFailed, UpstreamLost, UpstreamProtocolError, UpstreamTimeout, Unavailable. Until then nothing of
         the answer has been seen by anybody, so the caller may still go elsewhere.
         """
-        connection = self._take_idle()
+        response = begun or self.begin(head, body, method=method)
         while True:
-            last = connection is None or not replayable
-            if connection is None:
+            last = response is None or not replayable
+            if response is None:
                 connection = await self._connect()
-            response = connection.start(head, body, bodyless=method == b"HEAD")
-            await response.wait()
+                response = connection.start(head, body, bodyless=method == b"HEAD")
+            if not response.shown:
+                await response.wait()
             error = response.error
             if error is None:
                 return response
-            if last or not self._was_race(connection, error):
+            if last or not self._was_race(response, error):
                 raise error
-            connection = None
+            response = None
 
     def close(self) -> None:
         """Abort everything and take no more requests."""
@@ -163,9 +179,9 @@ class UpstreamPool:
             return errors.Unavailable("The router has no room for another connection.")
         return errors.ConnectFailed("The worker did not accept a connection.")
 
-    def _was_race(self, connection: UpstreamConnection, error: errors.RouterError) -> bool:
+    def _was_race(self, response: UpstreamResponse, error: errors.RouterError) -> bool:
         """The keep-alive race: a connection from the pool died at once and without a byte."""
-        return isinstance(error, UpstreamLost) and not error.bytes_received and connection.age() < REUSE_RACE_SECONDS
+        return isinstance(error, UpstreamLost) and not error.bytes_received and response.age() < REUSE_RACE_SECONDS
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         now = loop.time()

@@ -57,6 +57,7 @@ class UpstreamResponse:
         "_waiter",
         "content_length",
         "headers",
+        "sent",
         "sink",
         "status",
     )
@@ -66,8 +67,11 @@ class UpstreamResponse:
     headers: list[tuple[bytes, bytes]]  # names in lower case, wire order
     content_length: int | None  # as declared; None when chunked or until close
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, connection: UpstreamConnection, pieces: list[bytes]) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, connection: UpstreamConnection, pieces: list[bytes], sent: float
+    ) -> None:
         self._loop = loop
+        self.sent = sent  # loop time at which the request was written
         self._connection: UpstreamConnection | None = connection
         self._pieces = pieces
         self._waiter: asyncio.Future[None] | None = None
@@ -87,6 +91,15 @@ class UpstreamResponse:
     def error(self) -> errors.RouterError | None:
         """Why the answer will not become complete."""
         return self._error
+
+    @property
+    def shown(self) -> bool:
+        """Its head is here, or it has failed."""
+        return self.status > 0 or self._ended
+
+    def age(self) -> float:
+        """Seconds since its request was written."""
+        return self._loop.time() - self.sent
 
     def read_nowait(self) -> bytes:
         """All bytes of the body at hand, possibly none."""
@@ -194,13 +207,11 @@ class UpstreamConnection(asyncio.Protocol):
         "closed",
         "deadline",
         "reused",
-        "started",
     )
 
     _readable: select.poll
     closed: bool
     deadline: float  # loop time at which the pool calls `expire`
-    started: float  # loop time at which the request was written
     reused: bool  # an earlier request went over this connection
 
     def __init__(self, loop: asyncio.AbstractEventLoop, owner: ConnectionOwner, limits: UpstreamLimits) -> None:
@@ -214,7 +225,6 @@ class UpstreamConnection(asyncio.Protocol):
         self._paused = False
         self.closed = False
         self.deadline = inf
-        self.started = 0.0
         self.reused = False
 
     def reconfigure(self, limits: UpstreamLimits) -> None:
@@ -230,9 +240,9 @@ class UpstreamConnection(asyncio.Protocol):
             raise self._fault or self._lost()
         parser = self._parser
         parser.start(bodyless=bodyless)
-        response = self._response = UpstreamResponse(self._loop, self, parser.pieces)
-        self.started = self._loop.time()
-        self.deadline = self.started + self._limits.first_byte_seconds
+        now = self._loop.time()
+        response = self._response = UpstreamResponse(self._loop, self, parser.pieces, now)
+        self.deadline = now + self._limits.first_byte_seconds
         if len(body) <= JOIN_BYTES:
             transport.write(head + body)
         else:
@@ -254,10 +264,6 @@ class UpstreamConnection(asyncio.Protocol):
         if transport is None or transport.is_closing() or self._loop.time() >= self.deadline:
             return False
         return not self._readable.poll(0)
-
-    def age(self) -> float:
-        """Seconds since the last request was written."""
-        return self._loop.time() - self.started
 
     def expire(self) -> None:
         """The deadline has passed."""

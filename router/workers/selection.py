@@ -1,6 +1,7 @@
 """From a prompt to a worker, in one synchronous step: filter, match, choose, take the lease, claim the blocks.
 
-The step is synchronous so that two requests in one turn of the event loop see each other.
+The step is synchronous so that two requests in one turn of the event loop see each other. Within it, the request may be
+sent as soon as its worker is chosen: the lease and the claim are taken while the worker is at work already.
 """
 
 from __future__ import annotations
@@ -50,14 +51,16 @@ class Placement:
         "worker",
     )
 
-    def __init__(self, selector: Selector, inquiry: Inquiry, decision: Decision[Worker], now: float) -> None:
+    def __init__(
+        self, selector: Selector, inquiry: Inquiry, decision: Decision[Worker], now: float, evidence: Seen | None
+    ) -> None:
         self._selector = selector
         self.inquiry = inquiry
         self.decision = decision
         self.worker = decision.worker
         self.epoch = decision.worker.epoch
         # What the decision saw, unless taking it down would have cost too much.
-        self.evidence: Seen | None = None
+        self.evidence = evidence
         # What is only observed is not counted on.
         uncached = inquiry.tokens - (decision.match.expected if inquiry.settings.reuse == "on" else 0)
         self.lease = Lease(
@@ -120,6 +123,19 @@ class Placement:
     def at_horizon(self) -> bool:
         """The match may go on where the map does not look."""
         return self.decision.match.blocks == MOST_BLOCKS
+
+
+class Choice:
+    """A worker chosen for a request, and what of; nothing holds it yet, see `Selector.settle`."""
+
+    __slots__ = ("decision", "field", "now", "pool", "worker")
+
+    def __init__(self, decision: Decision[Worker], field: Field, pool: Sequence[Worker], now: float) -> None:
+        self.decision = decision
+        self.field = field
+        self.now = now
+        self.pool = pool
+        self.worker = decision.worker
 
 
 class Field(NamedTuple):
@@ -200,20 +216,27 @@ class Selector:
 
         `tried` workers are not asked again. Raises Unavailable when nothing can serve the model now.
         """
+        choice = self.choose(inquiry, now, tried)
+        return None if choice is None else self.settle(inquiry, choice)
+
+    def choose(self, inquiry: Inquiry, now: float, tried: Collection[str] = ()) -> Choice | None:
+        """The first half of `place`; the other one must follow before anything else is chosen or ends."""
         pool = self.registry.serving(inquiry.model)
         field = self._field(inquiry, now, pool, tried)
         if not field.free:
             return None
         self._turn += 1
-        decision = self._choose(inquiry, field, now)
+        return Choice(self._choose(inquiry, field, now), field, pool, now)
+
+    def settle(self, inquiry: Inquiry, choice: Choice) -> Placement:
+        """Take the lease of the worker that was chosen, and claim what it is going to hold."""
+        decision, field, pool = choice.decision, choice.field, choice.pool
         seen: Seen | None = None
         if len(pool) <= CHEAP_POOL or self._turn % every(len(pool)) == 0:
             seen = _seen(inquiry, pool, field, decision)
         if field.matches and self._policy is None:
-            self._note_reuse(inquiry, field.matches, decision, now)
-        placement = Placement(self, inquiry, decision, now)
-        placement.evidence = seen
-        return placement
+            self._note_reuse(inquiry, field.matches, decision, choice.now)
+        return Placement(self, inquiry, decision, choice.now, seen)
 
     def spare(self, worker: Worker, until: float) -> None:
         """Leave a worker alone that refuses for want of room, as long as others are there."""
