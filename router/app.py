@@ -257,6 +257,7 @@ class Router:
         hooks.epoch.append(self.sync.epoch)
         if isinstance(self.sync, Sync):
             hooks.step.append(self.sync.step)
+            self.dispatcher.sent_hooks.append(self.sync.moment)
         hooks.removed.append(lambda worker: self.index.forget(worker.id))
         hooks.state.append(self._state_changed)
         self.selector.owned_hooks.append(self.sync.owned)

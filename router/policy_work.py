@@ -6,7 +6,6 @@ its extra queue is shorter than the prefill it saves, so a preference never beco
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -196,7 +195,7 @@ def _first(tied: Sequence[B], ask: Ask, view: View) -> B:
     if view.last_used is None or ask.cut_off:
         return max(tied, key=lambda one: rendezvous(one.id, key))
     last_used = view.last_used
-    first = heapq.nlargest(FIRST_FEW, tied, key=lambda one: rendezvous(one.id, key))
+    first = sorted(tied, key=lambda one: rendezvous(one.id, key), reverse=True)[:FIRST_FEW]
     return min(first, key=lambda one: last_used(one.id))
 
 

@@ -32,6 +32,8 @@ __all__ = ["DROP_CAUSES", "MAX_PEERS", "NoSync", "Sync"]
 MAX_PEERS = 256
 # Messages that go out in one turn of the event loop, so that a backlog leaves requests their turn.
 BURST = 8
+# The share of the wait for more news after which it is sent if there is a good moment.
+NEARLY = 0.9
 LEAST_BEAT_SECONDS = 0.02
 LEAST_WATCH_SECONDS = 0.005
 # How far ahead of this machine's clock a worker's start may lie. An epoch from the far future would win for ever.
@@ -73,6 +75,7 @@ class Sync(NoSync):
         self._statement_due = clock()
         # Timers: what waits goes out `soon`, and the next statement when it is due.
         self._soon = False
+        self._nearly = 0.0  # from when on what waits may as well go
         self._flushing: asyncio.TimerHandle | None = None
         self._beating: asyncio.TimerHandle | None = None
         self._linked = False
@@ -139,6 +142,15 @@ class Sync(NoSync):
         if not self._soon:
             self._send_soon()
 
+    def moment(self) -> None:
+        """A request has gone to its worker, so that for a while nobody waits for this replica.
+
+        What is nearly due goes now, and does not come in between a request and its answer.
+        """
+        if self._soon and self._flushing is not None and self._clock() >= self._nearly:
+            self._flushing.cancel()
+            self._flush()
+
     # One that came from another replica is passed on once more, which also reaches those that missed it.
     def epoch(self, worker: Worker) -> None:
         """The worker's epoch has changed."""
@@ -178,6 +190,7 @@ class Sync(NoSync):
         """Send what waits, and what comes until then, after the little while that makes it a batch."""
         if self._loop is not None and self._linked and not self._soon:
             self._soon = True
+            self._nearly = self._clock() + NEARLY * self._settings.flush_seconds
             self._flushing = self._loop.call_later(self._settings.flush_seconds, self._flush)
 
     def _flush(self) -> None:

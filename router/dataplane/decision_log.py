@@ -76,7 +76,7 @@ class DecisionLog:
             return
         # A full disk costs lines of the log, never a request.
         with contextlib.suppress(OSError, ValueError), handler.lock or contextlib.nullcontext():
-            handler.stream.write("".join([_format(*line) for line in lines]))
+            handler.stream.write("".join(_formatted(lines)))
             handler.flush()
 
 
@@ -87,6 +87,13 @@ def _stream_handler() -> logging.StreamHandler[TextIO] | None:
     return None
 
 
-def _format(at: float, level: str, text: str) -> str:
-    stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
-    return f"{stamp},{int(at % 1 * 1000):03d} {level} {NAME}: {text}\n"
+def _formatted(lines: list[tuple[float, str, str]]) -> list[str]:
+    """Lines as the logging module would have them; the date is written once for all of a second."""
+    formatted: list[str] = []
+    last, stamp = -1, ""
+    for at, level, text in lines:
+        second = int(at)
+        if second != last:
+            last, stamp = second, time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(second))
+        formatted.append(f"{stamp},{int((at - second) * 1000):03d} {level} {NAME}: {text}\n")
+    return formatted

@@ -140,7 +140,8 @@ class Dispatcher:
         self._poke = poke
         self._budget = RetryBudget(settings.retry.budget_share, settings.retry.budget_min)
         self._waiting: dict[str, dict[Job, asyncio.Task[None]]] = {}
-        # Told of every request that has ended; they must not raise.
+        # Told when a request is on its way and its decision is taken down, and when one has ended; they must not raise.
+        self.sent_hooks: list[Callable[[], None]] = []
         self.ended_hooks: list[Callable[[Job], None]] = []
         self.tracer: Tracer | None = None
         selector.registry.hooks.state.append(self._state_changed)
@@ -263,6 +264,9 @@ class Dispatcher:
         if job.cause is not None:
             self._metrics.retries.inc((job.cause.value,))
         self._describe(job, placement, decided)
+        if job.begun is not None:
+            for hook in self.sent_hooks:
+                hook()
         return placement
 
     async def _open(self, job: Job, placement: Placement) -> UpstreamResponse:

@@ -11,7 +11,7 @@ from typing import TextIO
 
 import pytest
 
-from router.dataplane.decision_log import FLUSH_SECONDS, MAX_BATCH, MAX_FAILURES, NAME, DecisionLog
+from router.dataplane.decision_log import FLUSH_SECONDS, MAX_BATCH, MAX_FAILURES, NAME, DecisionLog, _formatted
 from router.decisions import DecisionRecord
 from router.errors import ConnectFailed
 
@@ -130,3 +130,15 @@ async def test_clients_that_left_before_a_decision_are_named_and_crowds_of_them_
     assert failed.endswith("request=f")
     assert rest.endswith("INFO router.decisions: left: 3 more requests")
     assert later.endswith("left: stage=queue request=later")
+
+
+def test_each_line_has_its_own_moment() -> None:
+    at = 1_700_000_000.0
+    lines = _formatted(
+        [(at + 0.25, "INFO", "a"), (at + 0.5, "INFO", "b"), (at + 1.125, "INFO", "c"), (at, "INFO", "d")]
+    )
+    named = logging.makeLogRecord({"name": NAME, "levelname": "INFO"})
+    honest = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for line, (moment, text) in zip(lines, [(0.25, "a"), (0.5, "b"), (1.125, "c"), (0.0, "d")], strict=True):
+        named.created, named.msecs, named.msg = at + moment, moment % 1 * 1000, text
+        assert line == honest.format(named) + "\n"

@@ -103,7 +103,7 @@ def test_2_descriptors_that_are_left_open(made: Parts) -> None:
 
 async def test_2_a_connection_to_a_worker_that_is_not_given_back(made: Parts) -> None:
     pool = UpstreamPool(Origin("127.0.0.1", 1), UpstreamLimits())
-    UpstreamResponse(asyncio.get_running_loop(), cast(Any, SimpleNamespace(pool=pool)), [])
+    UpstreamResponse(asyncio.get_running_loop(), cast(Any, SimpleNamespace(pool=pool)), [], 0.0)
     with breaks(2):
         made.check()
 
