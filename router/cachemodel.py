@@ -11,7 +11,6 @@ import enum
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import NamedTuple
 
 
 class Resume(enum.StrEnum):
@@ -119,8 +118,10 @@ class CacheProfile:
         return (self.dropped + 1) * self.unit + self.computed
 
 
-class Resumability(NamedTuple):
-    """What a match is worth. A named tuple, since a frozen dataclass takes longer to make than all the arithmetic.
+# A frozen one takes longer to make than all the arithmetic: nobody changes these all the same.
+@dataclass(slots=True)
+class Resumability:
+    """What a match is worth.
 
     `tokens` is the credit. `tokens + wait` is what the engine will report as cached: `wait` is the part of the hit
     that reading it back from CPU or disk eats up.
@@ -130,6 +131,13 @@ class Resumability(NamedTuple):
     state: Resume
     reason: str | None = None
     wait: int = 0
+
+    # Spelt out, since a generated one is not compiled.
+    def __init__(self, tokens: int, state: Resume, reason: str | None = None, wait: int = 0) -> None:
+        self.tokens = tokens
+        self.state = state
+        self.reason = reason
+        self.wait = wait
 
 
 CACHE_DISABLED = "cache_disabled"

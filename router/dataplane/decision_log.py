@@ -33,7 +33,8 @@ class DecisionLog:
 
     def add(self, record: DecisionRecord) -> None:
         """Put a decision down; it is written within `FLUSH_SECONDS`."""
-        if not self._logger.isEnabledFor(logging.INFO):
+        # Asked once for a batch: it is looked up slowly.
+        if not self._lines and not self._logger.isEnabledFor(logging.INFO):
             return
         again = f" attempt={record.attempt}" if record.attempt > 1 else ""
         self._put("INFO", f"{record.line()} request={record.request_id}{again}")

@@ -187,7 +187,7 @@ class Dispatcher:
         """Ask one worker, and where the rules allow it another, until there is an answer to pass on."""
         while True:
             try:
-                placement = await self._place(job)
+                placement = self._place(job) or await self._wait_for_place(job)
             except errors.Unavailable as error:
                 self._give_up(job, job.failure or error)
                 return
@@ -241,32 +241,34 @@ class Dispatcher:
             raise errors.Unavailable("No worker is there to serve the request.", retry_after=2) from error
         raise error
 
-    async def _place(self, job: Job) -> Placement:
-        """Find the request a worker, and send it there at once where a connection rests."""
+    def _place(self, job: Job) -> Placement | None:
+        """Find the request a worker with room, and send it there at once where a connection rests."""
         job.client.stage = "queue"
         inquiry = job.inquiry
-        placement = None
-        decided = 0.0
-        if self._admission.idle(inquiry.model):
-            choice = self._selector.choose(inquiry, self._clock(), job.tried)
-            if choice is not None:
-                decided = self._clock()
-                target = self._pools.of(choice.worker)
-                job.head = _head_of(job, target)
-                job.begun = target.pool.begin(job.head, job.body)
-                placement = self._selector.settle(inquiry, choice)
-        if placement is None:
-            placement = await self._admission.place(
-                inquiry.model, lambda: self._selector.place(inquiry, self._clock(), job.tried)
-            )
-            decided = self._clock()
-            job.head = _head_of(job, self._pools.of(placement.worker))
-        if job.cause is not None:
-            self._metrics.retries.inc((job.cause.value,))
+        if not self._admission.idle(inquiry.model):
+            return None
+        choice = self._selector.choose(inquiry, self._clock(), job.tried)
+        if choice is None:
+            return None
+        decided = self._clock()
+        target = self._pools.of(choice.worker)
+        job.head = _head_of(job, target)
+        job.begun = target.pool.begin(job.head, job.body)
+        placement = self._selector.settle(inquiry, choice)
         self._describe(job, placement, decided)
         if job.begun is not None:
             for hook in self.sent_hooks:
                 hook()
+        return placement
+
+    async def _wait_for_place(self, job: Job) -> Placement:
+        """The same where others wait, or no worker has room."""
+        inquiry = job.inquiry
+        placement = await self._admission.place(
+            inquiry.model, lambda: self._selector.place(inquiry, self._clock(), job.tried)
+        )
+        job.head = _head_of(job, self._pools.of(placement.worker))
+        self._describe(job, placement, self._clock())
         return placement
 
     async def _open(self, job: Job, placement: Placement) -> UpstreamResponse:
@@ -280,6 +282,10 @@ class Dispatcher:
         waiting[job] = task
         begun, job.begun = job.begun, None
         try:
+            if begun is not None and not begun.shown:
+                await begun.wait()
+            if begun is not None and begun.error is None:
+                return without_redirect(begun)
             return without_redirect(await target.pool.request(job.head, job.body, begun=begun))
         except asyncio.CancelledError:
             if job.failed_over and not job.client.gone:
@@ -336,6 +342,8 @@ class Dispatcher:
             decision.runner_up.id if decision.runner_up else None,
             len(job.tried) + 1,
         )
+        if job.cause is not None:
+            self._metrics.retries.inc((job.cause.value,))
         if job.record is not None:
             job.earlier += (job.record,)
         job.record = record

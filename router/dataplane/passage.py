@@ -42,6 +42,11 @@ class Passage:
         self._client.upstream = self.response
         self.response.pour(self)
 
+    @property
+    def done(self) -> bool:
+        """The answer is over, and nothing has to be raised."""
+        return self.over and self._fault is None
+
     async def wait(self) -> None:
         """Until the answer is over; a failure of the router itself is raised, one of the worker has been told."""
         if not self.over:

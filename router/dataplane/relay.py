@@ -110,7 +110,8 @@ class Relay:
         passage = Passage(self, job, placement, response, self._clock)
         try:
             passage.begin()
-            await passage.wait()
+            if not passage.done:
+                await passage.wait()
         except asyncio.CancelledError:
             if passage.over:
                 return

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from itertools import islice
-from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
@@ -138,13 +137,18 @@ class Choice:
         self.worker = decision.worker
 
 
-class Field(NamedTuple):
+class Field:
     """Among whom to choose: candidates, those with a free slot, and what they hold; `short` if only the best are."""
 
-    candidates: Sequence[Worker]
-    free: Sequence[Worker]
-    matches: dict[str, Match]
-    short: bool
+    __slots__ = ("candidates", "free", "matches", "short")
+
+    def __init__(
+        self, candidates: Sequence[Worker], free: Sequence[Worker], matches: dict[str, Match], short: bool
+    ) -> None:
+        self.candidates = candidates
+        self.free = free
+        self.matches = matches
+        self.short = short
 
 
 class Selector:
@@ -276,7 +280,7 @@ class Selector:
         candidates = self.candidates(inquiry, now)
         field = self._field(inquiry, now, self.registry.serving(inquiry.model), ())
         if not field.free:
-            field = field._replace(free=field.candidates)
+            field.free = field.candidates
         return self._choose(inquiry, field, now), self.matches(inquiry, now), candidates
 
     def terms(
@@ -329,13 +333,13 @@ class Selector:
         return list(found)
 
     def _choose(self, inquiry: Inquiry, field: Field, now: float) -> Decision[Worker]:
-        candidates, free, matches, short = field
+        candidates, free, matches = field.candidates, field.free, field.matches
         steering, ask = self._ask(inquiry, matches)
         if self._policy is None:
             decision = choose_work(free, steering, ask, self._view(now))
         else:
             decision = self._policy(free, steering, ask, self._table)
-        if short and decision.reason is Reason.ONLY:
+        if field.short and decision.reason is Reason.ONLY:
             decision.reason = Reason.MISS  # there were more to choose from than were listed
         if inquiry.settings.reuse == "observe":
             # It did not steer, and is compared with what the engine reports all the same.
@@ -397,12 +401,12 @@ class Selector:
 
 def _seen(inquiry: Inquiry, pool: Sequence[Worker], field: Field, decision: Decision[Worker]) -> Seen:
     """What the decision saw, before the lease is taken, which changes a load."""
-    candidates, free, matches, short = field
-    removed = removed_from(pool, candidates) if len(pool) != len(candidates) and not short else ()
+    candidates, free = field.candidates, field.free
+    removed = removed_from(pool, candidates) if len(pool) != len(candidates) and not field.short else ()
     loads = [worker.load for worker in candidates]
     scores = decision.scores
     decoding = [worker.work.decoding for worker in free] if scores is not None else None
-    return (candidates, free, loads, matches, removed, inquiry.key, scores, decoding)
+    return (candidates, free, loads, field.matches, removed, inquiry.key, scores, decoding)
 
 
 def _with_window(able: list[Worker], inquiry: Inquiry) -> Sequence[Worker]:

@@ -135,12 +135,12 @@ def test_floor(profile: CacheProfile, floor: int) -> None:
 @pytest.mark.parametrize("shared", [0, 1, 100_000])
 def test_a_cache_that_is_off_resumes_nothing_and_says_so(shared: int) -> None:
     off = replace(PLAIN, enabled=False)
-    assert resumable(off, shared, 100_000) == (0, Resume.NEEDS_FULL_RECOMPUTE, CACHE_DISABLED, 0)
+    assert resumable(off, shared, 100_000) == Resumability(0, Resume.NEEDS_FULL_RECOMPUTE, CACHE_DISABLED)
     assert resumable(off, shared, 100_000, Held(gpu_tokens=100_000)).reason == CACHE_DISABLED
 
 
 def test_no_match_is_a_plain_miss() -> None:
-    assert resumable(FP8, 0, 100) == (0, Resume.NEEDS_FULL_RECOMPUTE, None, 0)
+    assert resumable(FP8, 0, 100) == Resumability(0, Resume.NEEDS_FULL_RECOMPUTE)
     assert resumable(FP8, 5, 0).reason == BELOW_BLOCK_FLOOR
 
 
@@ -274,7 +274,7 @@ def test_tiers_are_credited_at_what_the_wait_leaves(held: Held, expected: Resuma
 def test_a_tier_as_slow_as_computing_is_worth_nothing_but_still_a_wait() -> None:
     slow = replace(TIERED, tiers=(Tier("STORAGE", 1000),))
     found = resumable(slow, 8010, 9000, Held(gpu_tokens=0, tier_tokens=(8000,)))
-    assert found == (0, Resume.NEEDS_IO_WAIT, None, 8000)
+    assert found == Resumability(0, Resume.NEEDS_IO_WAIT, None, 8000)
 
 
 @pytest.mark.parametrize(
