@@ -7,10 +7,14 @@ interpreter that finds both takes the compiled ones.
 from __future__ import annotations
 
 import os
+import sys
 import tomllib
 from pathlib import Path
 
 from setuptools import Extension, setup
+
+# What one module calls in another need not be looked up through tables, since nobody else provides it.
+BOUND = ["-fvisibility=hidden", "-fno-semantic-interposition", "-fno-plt"]
 
 
 def compiled_modules() -> list[Extension]:
@@ -22,6 +26,9 @@ def compiled_modules() -> list[Extension]:
     project = tomllib.loads(Path("pyproject.toml").read_text())
     modules = project["tool"]["prefix-router"]["compiled"]
     extensions: list[Extension] = mypycify(modules, opt_level="3", debug_level="0")
+    if sys.platform == "linux":
+        for extension in extensions:
+            extension.extra_compile_args += BOUND
     return extensions
 
 

@@ -261,7 +261,7 @@ class Router:
         hooks.removed.append(lambda worker: self.index.forget(worker.id))
         hooks.state.append(self._state_changed)
         self.selector.owned_hooks.append(self.sync.owned)
-        self.selector.cut_off = lambda: self.sync.up is False
+        self.selector.cut_off = self.sync.cut_off
 
     def _state_changed(self, worker: Worker, before: State, after: State) -> None:
         if after is State.READY and self.index.epoch_of(worker.id) is None:

@@ -14,10 +14,11 @@ from collections.abc import Callable
 
 from router.affinity import AffinityMap, Delta
 from router.settings import SyncSettings
-from router.sync_codec import Envelope, Message, News, NewsKind, Refused, Row, encoded, open_envelope, read, uncouple
+from router.sync_codec import Envelope, Message, News, NewsKind, Refused, Row, open_envelope, read, uncouple
 from router.sync_echo import Echoes
 from router.sync_off import DROP_CAUSES, Direction, NoSync
 from router.sync_outbox import Outbox
+from router.sync_pack import encoded
 from router.sync_peers import Peers
 from router.sync_places import Places
 from router.sync_redis import Link, RedisLink, end
@@ -105,6 +106,9 @@ class Sync(NoSync):
         """Whether both directions work: an own heartbeat came back within the time of the last three."""
         return self._linked and self._echoes.silent(self._clock()) <= 3 * self._settings.heartbeat_seconds
 
+    def cut_off(self) -> bool:
+        return not self.up
+
     @property
     def lag_seconds(self) -> float | None:
         """How long the last heartbeat took, or takes by now, to come back; None while there is none."""
@@ -130,7 +134,7 @@ class Sync(NoSync):
         if self._outbox.make_room():
             self.dropped["queue"] += 1
             self._train.sequence += 1  # the hole tells the others that something is missing
-        self._outbox.deltas.append(encoded(delta))
+        self._outbox.deltas.append(encoded(delta.worker, delta.epoch, delta.base, delta.new))
         if not self._soon:
             self._send_soon()
 

@@ -26,12 +26,12 @@ import struct
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
 from router.affinity import Delta
+from router.sync_pack import encoded, unpack
 from router.sync_steps import Openings, Steps
 
 VERSION = 2
@@ -199,16 +199,12 @@ def encode(fingerprint: str, sender: str, sequence: int, message: Message) -> by
     """The message in bytes; Refused if it is larger than any receiver would take."""
     payload: object = message
     if isinstance(message, News):
-        payload = ([*map(encoded, message.deltas), *message.encoded], message.rows, message.blocks)
+        deltas = [encoded(delta.worker, delta.epoch, delta.base, delta.new) for delta in message.deltas]
+        payload = ([*deltas, *message.encoded], message.rows, message.blocks)
     data = _encode(Envelope(VERSION, fingerprint, sender, sequence, message.kind, msgspec.Raw(_encode(payload))))
     if len(data) > MAX_MESSAGE:
         raise Refused("oversized")
     return data
-
-
-def encoded(delta: Delta) -> msgspec.Raw:
-    """A delta as it travels. Made when it comes up, so that not all of a message are made while one request waits."""
-    return msgspec.Raw(_encode((delta.worker, delta.epoch, delta.base, pack(delta.new))))
 
 
 def open_envelope(data: bytes, fingerprint: str) -> Envelope:
@@ -288,22 +284,6 @@ def take(deltas: deque[msgspec.Raw], rows: deque[Row]) -> News:
             break
         taken.append(deltas.popleft())
     return News("news", rows=taken_rows, encoded=taken)
-
-
-def pack(blocks: Sequence[int]) -> bytes:
-    """Block hashes, 8 little-endian bytes each."""
-    return _quads(len(blocks)).pack(*blocks)
-
-
-def unpack(packed: bytes) -> tuple[int, ...]:
-    """The reverse of `pack`; raises struct.error."""
-    return _quads(len(packed) // 8).unpack(packed)
-
-
-@lru_cache(maxsize=512)
-def _quads(count: int) -> struct.Struct:
-    # By the format, the module would find it with more than the packing itself takes.
-    return struct.Struct(f"<{count}Q")
 
 
 def _news(kind: NewsKind, payload: _Payload) -> News:

@@ -41,6 +41,10 @@ class NoSync:
         """Whether news goes out and comes in; None where there is no link."""
         return None
 
+    def cut_off(self) -> bool:
+        """Whether the other replicas, which may know what this one does not, can't be heard."""
+        return False
+
     @property
     def lag_seconds(self) -> float | None:
         """How long the last heartbeat took, or takes by now, to come back; None if there is none."""

@@ -19,7 +19,8 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from router.affinity import Export, Use
-from router.sync_codec import Block, Epoch, Name, Refused, pack, unpack
+from router.sync_codec import Block, Epoch, Name, Refused
+from router.sync_pack import pack, unpack
 
 # Before compression, which adds at most some bytes to what it can't compress.
 MAX_RAW = 62_000

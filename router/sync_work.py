@@ -12,7 +12,8 @@ from typing import TypeVar
 
 from router.affinity import AffinityMap, Touch
 from router.hashing import weight_of
-from router.sync_codec import MAX_MESSAGE, Message, pack, unpack
+from router.sync_codec import MAX_MESSAGE, Message
+from router.sync_pack import pack, unpack
 from router.sync_steps import (
     ANSWERED,
     ENDED,

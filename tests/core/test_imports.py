@@ -27,6 +27,7 @@ FLOORS = {
     "holdings": 1,
     "shadows": 2,
     "affinity": 3,
+    "sync_pack": 1,
     "policy": 2,
     "policy_work": 3,
     "work": 1,
@@ -72,7 +73,7 @@ FLOORS = {
 }
 PURE = {"errors", "prompt", "hashing", "cachemodel", "touches", "affinity", "policy", "policy_work", "work"}
 PURE |= {"calibration", "restarts", "holdings", "shadows"}
-PURE |= {"quota", "sync_codec", "sync_steps", "sync_peers", "sync_snapshot", "sync_repair", "sync_echo"}
+PURE |= {"quota", "sync_codec", "sync_pack", "sync_steps", "sync_peers", "sync_snapshot", "sync_repair", "sync_echo"}
 IMPURE_MODULES = {"asyncio", "time", "random", "logging", "socket", "threading", "os", "secrets", "uuid"}
 
 

@@ -31,12 +31,12 @@ from router.sync_codec import (
     Want,
     couple,
     encode,
-    encoded,
     open_envelope,
     read,
     take,
     uncouple,
 )
+from router.sync_pack import encoded
 
 PRINT = "0123456789abcdef"
 SENDER = "feedfacefeedface"
@@ -264,7 +264,7 @@ def test_what_no_receiver_would_take_is_not_sent() -> None:
     st.lists(rows, max_size=20),
 )
 def test_batches_hold_everything_in_order_and_fit(many: list[Delta], row_list: list[Row]) -> None:
-    delta_queue, row_queue = deque(map(encoded, many)), deque(row_list)
+    delta_queue, row_queue = deque([encoded(one.worker, one.epoch, one.base, one.new) for one in many]), deque(row_list)
     got_deltas: list[Delta] = []
     got_rows: list[Row] = []
     while delta_queue or row_queue:
@@ -280,7 +280,7 @@ def test_batches_hold_everything_in_order_and_fit(many: list[Delta], row_list: l
 
 
 def test_batches_are_bounded_in_work_too() -> None:
-    small = deque(encoded(Delta("w", 1.0, None, (1,))) for _ in range(1000))
+    small = deque(encoded("w", 1.0, None, (1,)) for _ in range(1000))
     many_rows = deque(Row(f"{n:08x}", 1.0, 1) for n in range(2000))
     batch = take(small, many_rows)
     assert (len(batch.encoded), len(batch.rows)) == (MAX_DELTAS, MAX_ROWS)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from router.affinity import Delta
-from router.sync_codec import Digest, Message, News, encoded
+from router.sync_codec import Digest, Message, News
 from router.sync_outbox import Outbox
+from router.sync_pack import encoded
 from router.sync_steps import Openings, Steps
 from router.workers.registry import Lease, Registry, Worker
 
@@ -29,6 +32,9 @@ class Box:
     def delta(self, block: int) -> Delta:
         return Delta(self.workers[0].id, EPOCH, None, (block,))
 
+    def encoded(self, block: int) -> msgspec.Raw:
+        return encoded(self.workers[0].id, EPOCH, None, (block,))
+
     def all(self) -> list[Message]:
         found: list[Message] = []
         while (message := self.outbox.next()) is not None:
@@ -51,7 +57,7 @@ def test_ownership_goes_before_the_end_of_requests_and_questions_go_last() -> No
     box.all()
     box.outbox.post(Digest([]))
     lease.end()
-    box.outbox.deltas.append(encoded(box.delta(1)))
+    box.outbox.deltas.append(box.encoded(1))
     news, steps, digest = box.all()
     assert isinstance(news, News)
     assert isinstance(steps, Steps)
@@ -91,7 +97,7 @@ def test_after_a_break_everything_that_changes_is_told() -> None:
     assert not box.all()
     box.outbox.changed.add(box.named().id)
     assert box.rows() == {box.named().id: 1}
-    box.outbox.deltas.append(encoded(box.delta(1)))
+    box.outbox.deltas.append(box.encoded(1))
     lease.end()
     box.outbox.cut_off()
     assert [len(message.encoded) for message in box.all() if isinstance(message, News)] == [1]
@@ -124,9 +130,9 @@ def test_the_oldest_ownership_gives_way_when_the_box_is_full() -> None:
     gone = []
     for block in range(3):
         gone.append(box.outbox.make_room())
-        box.outbox.deltas.append(encoded(box.delta(block)))
+        box.outbox.deltas.append(box.encoded(block))
     assert gone == [False, False, True]
-    assert list(box.outbox.deltas) == [encoded(box.delta(1)), encoded(box.delta(2))]
+    assert list(box.outbox.deltas) == [box.encoded(1), box.encoded(2)]
 
 
 def test_a_worker_that_was_removed_is_not_told_of() -> None:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.affinity import Delta
-from router.sync_codec import MAX_MESSAGE, Row, encode, encoded, take
+from router.sync_codec import MAX_MESSAGE, Row, encode, take
+from router.sync_pack import encoded
 from router.sync_steps import ENDED, MAX_ANSWERED, MAX_WAITING, STARTED, Open, Step, open_at, open_bytes, step_bytes
 from router.sync_work import ROOM, OwnWork
 from router.work import Waiting
@@ -78,7 +78,7 @@ def test_many_steps_are_few_messages() -> None:
 @pytest.mark.parametrize("name", ["905487f1", "\U0010ffff" * 64])
 def test_ownership_that_nearly_fills_a_message_fits_into_it(size: int, name: str) -> None:
     base = (1 << 64) - 1
-    deltas = deque(encoded(Delta(name, 1e9 + 0.5, base, tuple(range(base - size, base)))) for _ in range(300))
+    deltas = deque(encoded(name, 1e9 + 0.5, base, tuple(range(base - size, base))) for _ in range(300))
     rows = deque(Row(f"{number:064x}", 1e9 + 0.5, 1_000_000, 1_000_000, 1_000_000_000_000) for number in range(60))
     while deltas or rows:
         assert len(encode("f" * 16, "s" * 16, 1 << 53, take(deltas, rows))) <= MAX_MESSAGE

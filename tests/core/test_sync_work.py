@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.affinity import AffinityMap
-from router.sync_codec import MAX_MESSAGE, News, encode, open_envelope, pack, read
+from router.sync_codec import MAX_MESSAGE, News, encode, open_envelope, read
+from router.sync_pack import pack
 from router.sync_steps import (
     ANSWERED,
     ENDED,
