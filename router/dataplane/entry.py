@@ -20,7 +20,7 @@ from router.dataplane.dispatch import Dispatcher
 from router.dataplane.server import RouterProtocol
 from router.dataplane.stored import ENDPOINT, StoredResponses
 from router.dataplane.tenancy import Tenancy
-from router.dataplane.turns import LARGE_BYTES, Turns
+from router.dataplane.turns import SMALL_BYTES, Turns
 from router.metrics import Metrics
 from router.routes import ROUTES, stored_response
 from router.settings import LimitSettings, Settings
@@ -148,7 +148,7 @@ class Entry:
             if client.gone:
                 self.left(client)
             elif client.route is not None:
-                if client.size > LARGE_BYTES:
+                if client.size > SMALL_BYTES:
                     await self._turns.take()
                 await self._dispatcher.serve(client, client.route)
             elif client.stored is not None:

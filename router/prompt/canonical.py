@@ -15,7 +15,7 @@ from xxhash import xxh3_128, xxh3_128_digest
 
 from router.hashing import HORIZON_BYTES
 from router.prompt import shapes
-from router.prompt.raws import first, given, lenient
+from router.prompt.raws import first, given, inner, lenient
 from router.prompt.shapes import EMPTY, MEDIA_BYTES, Item, Message, Part
 
 ROLE, TEXT, FIELD, MEDIA, ITEM = b"\x01", b"\x02", b"\x03", b"\x04", b"\x05"
@@ -23,11 +23,12 @@ ROLE, TEXT, FIELD, MEDIA, ITEM = b"\x01", b"\x02", b"\x03", b"\x04", b"\x05"
 LINE_BREAK = b"\\n"
 # vLLM drops system blocks that begin so.
 BILLING_HEADER = b"x-anthropic-billing-header"
-QUOTE, BRACKET = b'"['
 # What each piece of a prompt takes of the horizon beside its bytes, so that the work stays bounded where a body is
 # nothing but tiny pieces: 16,384 of them at most are looked at.
 PIECE_COST = 512
-# What is not of the usual shape is looked into up to this size.
+# What is not of the usual shape takes so much more, as it is read a second time,
+ODD_COST = 4 * PIECE_COST
+# and is looked into up to this size.
 ODD_BYTES = 64 * 1024
 _NOTHING = Part()
 OPENINGS = {role: ROLE + role.encode() for role in ("system", "developer", "user", "assistant", "tool")}
@@ -66,6 +67,7 @@ class Prefix:
     def add_opaque(self, raw: Raw) -> None:
         """Something of unknown shape, which may be large: equal only to itself."""
         if self.room > 0:
+            self.room -= ODD_COST
             digest = xxh3_128()
             fields = lenient(shapes.fields, raw, {}) if len(raw) <= ODD_BYTES else {}
             # A marker that clients move from turn to turn.
@@ -84,40 +86,41 @@ class Prefix:
 def add_messages(prefix: Prefix, messages: Sequence[Message]) -> None:
     """Role, content, name, tools and calls, reasoning of each message."""
     add = prefix.parts.append
+    empty = EMPTY
     for position, message in enumerate(messages):
         if prefix.room <= 0:
             _count_messages(prefix, messages[position:])
             return
-        content = memoryview(message.content)
+        text = inner(message.content)
         start = STARTS.get(message.role)
-        if start and content and content[0] == QUOTE and (length := len(start) + len(content) - 2) <= prefix.room:
+        if start is not None and text is not None and (length := len(start) + len(text)) <= prefix.room:
             # Nearly all messages are a string of a known role: as `Prefix.add`, without the call.
             add(start)
-            add(content[1:-1])
+            add(text)
             prefix.size += length
             prefix.room -= length + PIECE_COST
         else:
-            _add_message(prefix, message)
-        if message.name is not EMPTY:
+            _add_message(prefix, message, text)
+        if message.name is not empty:
             prefix.add_field(message.name)
-        if message.tools is not EMPTY:
+        if message.tools is not empty:
             prefix.add_field(message.tools)
-        if message.tool_calls is not EMPTY:
+        if message.tool_calls is not empty:
             prefix.add_field(message.tool_calls)
-        if message.tool_call_id is not EMPTY:
+        if message.tool_call_id is not empty:
             prefix.add_field(message.tool_call_id)
-        if message.reasoning is not EMPTY:
+        if message.reasoning is not empty:
             prefix.add_field(message.reasoning)
-        if message.reasoning_content is not EMPTY:
+        if message.reasoning_content is not empty:
             prefix.add_field(message.reasoning_content)
 
 
-def _add_message(prefix: Prefix, message: Message) -> None:
-    """Role and content, whatever they are."""
+def _add_message(prefix: Prefix, message: Message, text: bytes | memoryview | None) -> None:
+    """Role and content, whatever they are; the text of a content that is a string."""
     role = message.role or ""
     opening = OPENINGS.get(role) or ROLE + role.encode("utf-8", "replace")
-    if first(message.content) == b'"':
-        prefix.add(opening + TEXT, memoryview(message.content)[1:-1])
+    if text is not None:
+        prefix.add(opening + TEXT, text)
     else:
         prefix.add(opening, b"")
         add_content(prefix, message.content)
@@ -164,10 +167,10 @@ def add_content(prefix: Prefix, raw: Raw, *, system: bool = False) -> None:
     """What a message says: a string, or a list of parts."""
     if not given(raw):
         return
-    view = memoryview(raw)
-    if view[0] == QUOTE:
-        prefix.add(TEXT, view[1:-1])
-    elif view[0] == BRACKET:
+    text = inner(raw)
+    if text is not None:
+        prefix.add(TEXT, text)
+    elif first(raw) == b"[":
         _add_parts(prefix, raw, system, 1)
     else:
         prefix.add_opaque(raw)
@@ -208,11 +211,11 @@ def _add_parts(prefix: Prefix, raw: Raw, system: bool, may_nest: int) -> None:
         if prefix.room <= 0:
             _count_parts(prefix, parts[position:])
             return
-        text = memoryview(part.text)
-        if text and text[0] == QUOTE:
-            if system and text[1 : len(BILLING_HEADER) + 1] == BILLING_HEADER:
+        text = inner(part.text)
+        if text is not None:
+            if system and text[: len(BILLING_HEADER)] == BILLING_HEADER:
                 continue
-            prefix.add(mark, text[1:-1])
+            prefix.add(mark, text)
             mark = LINE_BREAK
             continue
         before = prefix.size
@@ -232,12 +235,14 @@ def _count_parts(prefix: Prefix, parts: Sequence[Part]) -> None:
 
 def _add_odd_parts(prefix: Prefix, raw: Raw) -> None:
     """A list of bare strings, which vLLM takes for a list of text parts, or of anything else."""
+    prefix.room -= ODD_COST
     if prefix.room > 0 and len(raw) <= ODD_BYTES:
         elements = shapes.raws.decode(raw)
-        if all(first(element) == b'"' for element in elements):
+        texts = [text for element in elements if (text := inner(element)) is not None]
+        if len(texts) == len(elements):
             mark = TEXT
-            for element in elements:
-                prefix.add(mark, memoryview(element)[1:-1])
+            for text in texts:
+                prefix.add(mark, text)
                 mark = LINE_BREAK
             return
     prefix.add_opaque(raw)

@@ -24,10 +24,12 @@ from router.prompt.shapes import MEDIA_BYTES
 # request has its whole turn of the event loop until it is placed.
 FLAT_BYTES = 128 << 10
 FLAT_OBJECTS = 16_384
-# Counting takes as long as reading, so up to a size that is common only samples of a body are counted.
+# Looking for them takes as long as reading, so up to a size that is common only samples of a body are looked at.
 COUNTED_BYTES = 1 << 20
 SAMPLES, SAMPLE_BYTES = 16, 1024
 OBJECT = re.compile(rb'\{[ \t\r\n]*["}]')
+# What every object begins with, and few braces in a text: in a string a quote is escaped, and so are line breaks.
+OPENING = re.compile(rb'\{["} \t\r\n]')
 # No engine generates more; larger numbers are only a burden to whoever adds or prints them.
 MOST_TOKENS = 1 << 40
 FORM_PARTS = 64
@@ -204,14 +206,16 @@ def _read_completions(body: bytes, _: bytes) -> Prompt:
 def _is_mass(body: bytes) -> bool:
     """Whether it holds more objects than may be taken apart. A brace in a text is none: a quote is escaped there."""
     size = len(body)
-    if size > COUNTED_BYTES:
-        braces = body.count(b"{")
-    else:
+    if size <= COUNTED_BYTES:
         samples = range(0, size - SAMPLE_BYTES, size // SAMPLES)
         braces = sum([body.count(b"{", at, at + SAMPLE_BYTES) for at in samples]) * size // (SAMPLES * SAMPLE_BYTES)
-    if braces <= FLAT_OBJECTS:
-        return False
-    return next(islice(OBJECT.finditer(body), FLAT_OBJECTS, None), None) is not None
+        if braces <= FLAT_OBJECTS:
+            return False
+    return _holds_more(body, OPENING) and _holds_more(body, OBJECT)
+
+
+def _holds_more(body: bytes, pattern: re.Pattern[bytes]) -> bool:
+    return next(islice(pattern.finditer(body), FLAT_OBJECTS, None), None) is not None
 
 
 def _read_flat(form: Form, body: bytes) -> Prompt:

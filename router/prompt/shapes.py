@@ -23,7 +23,6 @@ T = TypeVar("T")
 class Part(msgspec.Struct, gc=False):
     """One part of a message's content, in any of the forms."""
 
-    type: Raw = EMPTY
     text: Raw = EMPTY
     refusal: Raw = EMPTY
     id: Raw = EMPTY

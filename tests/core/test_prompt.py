@@ -134,6 +134,19 @@ def test_a_string_and_a_list_with_one_text_part_are_the_same(text: str, style: s
     assert plain.prefix == listed.prefix
 
 
+@pytest.mark.parametrize("size", [0, 1, 1021, 1022, 1023, 1024, 5000])
+def test_texts_of_any_size_are_read_alike(size: int) -> None:
+    """Small ones are copied and large ones are not."""
+    text = "x" * size
+    for content in (text, [{"type": "text", "text": text}], [text]):
+        prompt = read(Form.CHAT, {"messages": [{"role": "critic", "content": content}]})
+        assert prompt.prefix == b"\x01critic\x02" + text.encode()
+        assert prompt.size == len(prompt.prefix)
+    header = {"type": "text", "text": "x-anthropic-billing-header" + text}
+    billed = read(Form.MESSAGES, {"system": [header, {"type": "text", "text": text}], "messages": []})
+    assert billed.prefix == b"\x01system\x02" + text.encode()
+
+
 @few
 @given(texts, texts)
 def test_text_parts_stand_on_lines_of_their_own(first: str, second: str) -> None:

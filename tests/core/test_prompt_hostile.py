@@ -225,6 +225,26 @@ def test_braces_in_text_are_no_objects(size: int) -> None:
     )
 
 
+def test_blocks_of_code_in_text_are_no_objects() -> None:
+    """A brace and a blank, as programs are full of, begin an object only before a name or the end."""
+    text = "if (x) { y(); } " * (FLAT_OBJECTS * 5)
+    assert len(text) > 1 << 20
+    prompt = read(Form.CHAT, {"messages": [{"role": "user", "content": text}]})
+    assert prompt.prefix.startswith(b"\x01user\x02if (x) {")
+
+
+@pytest.mark.parametrize(
+    "odd", [{"type": "new", "data": "x"}, {}, {"text": None}, {"content": [1]}, {"content": {"x": 1}}]
+)
+def test_of_a_mass_of_odd_parts_the_first_are_looked_at(odd: Any) -> None:
+    """Each is read a second time, so fewer of them than of others; what they are a part of grows all the same."""
+    prompts = [read(Form.CHAT, {"messages": [{"role": "user", "content": [odd] * count}]}) for count in (1000, 4000)]
+    first, second = prompts
+    assert second.prefix.startswith(first.prefix)
+    assert second.prefix == read(Form.CHAT, {"messages": [{"role": "user", "content": [odd] * 6000}]}).prefix
+    assert 1.5 * len(first.prefix) < len(second.prefix) < 3.5 * len(first.prefix)
+
+
 @pytest.mark.parametrize("size", [150_000, 400_000, 2_000_000])
 @pytest.mark.parametrize("thing", ["{}", "{ }", '{ "role": "user" }', '{"content":"x"}'])
 def test_no_more_objects_are_taken_apart_than_a_turn_has_time_for(size: int, thing: str) -> None:
