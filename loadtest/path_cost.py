@@ -113,7 +113,7 @@ class Bench:
         config = uvicorn.Config(self.router.app, interface="asgi3", lifespan="off", access_log=False, log_config=None)
         config.load()
         self._loop = loop
-        self._client: Any = self.router.protocol(config, ServerState(), {}, loop)
+        self._client: Any = self.router.connections(config, ServerState(), {}, loop)
         client: Any = Wire(self._answered)
         self._client.connection_made(client)
         self._done: asyncio.Future[None] | None = None

@@ -17,6 +17,7 @@ from router.calibration import TokenRatios
 from router.collector import look_around
 from router.control.app import ControlContext, create_control
 from router.dataplane.admission import Admission
+from router.dataplane.connections import Connections
 from router.dataplane.decision_log import DecisionLog
 from router.dataplane.dispatch import Dispatcher
 from router.dataplane.entry import Entry
@@ -24,7 +25,6 @@ from router.dataplane.gate import Bounds
 from router.dataplane.notes import noting_in
 from router.dataplane.pools import Pools
 from router.dataplane.relay import Relay
-from router.dataplane.server import RouterProtocol, protocol_class
 from router.dataplane.spans import open_tracing
 from router.dataplane.stored import StoredResponses
 from router.dataplane.tenancy import Tenancy, describe_tenancy
@@ -169,7 +169,7 @@ class Router:
         self.siblings = Siblings(member, self.control) if member else None
         control = self.siblings or self.control
         self.app = Entry(settings, self.dispatcher, self.stored, control, self.metrics, self.decision_log, self.tenancy)
-        self.protocol: type[RouterProtocol] = protocol_class(_bounds(settings), self.app)
+        self.connections = Connections(_bounds(settings), self.app)
 
     def reconfigure(self, settings: Settings) -> None:
         """Take other settings over in one step, as far as that is possible while serving; what runs goes on."""
@@ -186,7 +186,7 @@ class Router:
         self.dispatcher.reconfigure(settings)
         self.app.reconfigure(settings.limits)
         self.control.reconfigure(settings)
-        self.protocol.bounds = _bounds(settings)
+        self.connections.bounds = _bounds(settings)
         self.named.follow(settings)
         limits, keys_end_here = _upstream_limits(settings), bool(settings.auth.client_keys)
         self.pools.reconfigure(self.registry, limits, _worker_key(settings), keys_end_here=keys_end_here)
@@ -279,7 +279,7 @@ class Router:
             if now - began >= TICK_SECONDS:
                 began = now
                 self.index.tick(now)
-                self.protocol.sweep(now)
+                self.connections.sweep(now)
                 self.named.settle()
                 look_around(self.app.active)
                 self.control.tick(now)
@@ -296,7 +296,7 @@ class Router:
         add("router_active_requests", "Requests being served.", (), lambda: [((), self.app.active)])
         add("router_body_bytes", "Request bodies held in memory.", (), lambda: [((), self.app.budget.held)])
         add("router_upstream_connections", "Open connections.", ("worker",), partial(_counts, self.pools.connections))
-        add("router_client_connections", "Open connections.", (), lambda: [((), len(self.protocol.open_connections))])
+        add("router_client_connections", "Open connections.", (), lambda: [((), len(self.connections.open))])
         add("router_asyncio_tasks", "Tasks of the event loop.", (), _tasks)
         self._count("router_index_evictions_total", "Blocks dropped.", "cause", lambda: self.index.evictions)
         for name, text, owner in (

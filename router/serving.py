@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 from types import FrameType
+from typing import Any, cast
 
 import uvicorn
 
@@ -87,10 +88,10 @@ class RouterServer(uvicorn.Server):
         await asyncio.gather(*entering, return_exceptions=True)
 
     async def _let_in(self, connection: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        await loop.connect_accepted_socket(
-            lambda: self._router.protocol(self.config, self.server_state, self.lifespan.state, loop), connection
-        )
+        await asyncio.get_running_loop().connect_accepted_socket(self._protocol, connection)
+
+    def _protocol(self) -> Any:
+        return self._router.connections(self.config, self.server_state, self.lifespan.state)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """First signal: drain. Second: end at once, unless there is a parent to say so.
@@ -116,7 +117,7 @@ class RouterServer(uvicorn.Server):
     def _begin_drain(self, delay: float) -> None:
         log.info("draining: not ready any more, %d requests in flight", self._router.app.active)
         assert self._loop is not None
-        self._router.protocol.draining = True
+        self._router.connections.draining = True
         self._loop.call_later(delay, self._stop_accepting)
 
     def _stop_accepting(self) -> None:
@@ -217,7 +218,7 @@ def serve(
     router = Router(settings, member, sources)
     config = uvicorn.Config(
         router.app,
-        http=router.protocol,
+        http=cast(Any, router.connections),  # called as a class would be
         loop="uvloop",
         ws="none",
         lifespan="off",

@@ -1,7 +1,7 @@
 """The downstream side of one inference request: its head, its body, and an answer written straight to the transport.
 
-It stands where uvicorn keeps its own request cycle, without the ASGI messages in between: they would cost as much again
-as forwarding the bytes. The answer's head waits for the first piece of the body, so that both go out in one write.
+There are no ASGI messages in between: they would cost as much again as forwarding the bytes. The head of the answer
+waits for the first piece of its body, so that both go out in one write.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import Coroutine
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
@@ -46,13 +46,6 @@ class BodyBudget:
         self.held -= size
 
 
-class _Nothing:
-    """uvicorn sets this event of a cycle when the connection is lost; here nobody waits for it."""
-
-    def set(self) -> None:
-        """Nothing to wake."""
-
-
 class Client:
     """One request as the data plane sees it. `gone` turns true when the connection is lost before the answer's end."""
 
@@ -64,7 +57,6 @@ class Client:
         "_pieces",
         "_size",
         "chunked",
-        "disconnected",
         "expects",
         "fields",
         "gone",
@@ -89,7 +81,6 @@ class Client:
         "version_10",
         "whole",
     )
-    message_event: Final = _Nothing()
 
     def __init__(
         self, connection: RouterProtocol, method: bytes, path: str, query: bytes, budget: BodyBudget, spare_id: bytes
@@ -106,11 +97,9 @@ class Client:
         self.stored: tuple[str, str] | None = None
         self.tenant = ""
         self.limit = 0
-        self.version_10 = connection.parser.get_http_version() == "1.0"
-        self.keep_alive = not self.version_10 and connection.parser.should_keep_alive()
-        # What uvicorn asks of a cycle.
+        self.version_10 = connection.old
+        self.keep_alive = connection.keep_alive
         self.response_complete = False
-        self.disconnected = False
         # The request's own state: whole once its body is here, its turn once earlier ones on the connection are done.
         self.whole = False
         self.turn = False
@@ -130,11 +119,6 @@ class Client:
         self._held = 0
         self._head: bytes | None = None
         self.chunked = False
-
-    @property
-    def response_started(self) -> bool:
-        """uvicorn's word for it."""
-        return self.started
 
     @property
     def size(self) -> int:
@@ -174,15 +158,25 @@ class Client:
         self._budget.give(self._held)
         self._held = 0
 
-    def spawn(self, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """A task for this request, which the server's shutdown waits for."""
         return self._connection.spawn(work)
+
+    def end_task(self) -> None:
+        """Called by the task of this request as its last word."""
+        task, self.task = self.task, None
+        if task is not None:
+            self._connection.forget(task)
+
+    def be_last(self) -> None:
+        """The connection ends with this answer, unless its head has promised otherwise."""
+        self.keep_alive = self.keep_alive and self.started
 
     def lost(self) -> None:
         """The connection is gone: end the work for it at once."""
         if self.gone or self.response_complete:
             return
-        self.gone = self.disconnected = True
+        self.gone = True
         if self.task is not None:
             # A task that is cancelled before its first step never gets to its own end; it will see for itself.
             if self.stage != "body":
@@ -266,7 +260,7 @@ class Client:
         Where the end of the connection is the end of the answer, and the client was not `told` of the failure in an
         event, only a reset shows that something is missing.
         """
-        self.response_complete = self.disconnected = True
+        self.response_complete = True
         transport = self._connection.transport
         if self.version_10 and not told:
             # Without this a transport that aborts says goodbye like one that has finished.

@@ -10,7 +10,6 @@ import itertools
 import logging
 import secrets
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Any
 
 from router import errors
@@ -104,7 +103,7 @@ class Entry:
             self._refuse(client, error)
             return
         self.active += 1
-        client.task = client.spawn(partial(self._serve, client))
+        client.task = client.spawn(self._serve(client))
 
     def left(self, client: Client) -> None:
         """Nobody is there any more to answer."""
@@ -168,7 +167,7 @@ class Entry:
             self.active -= 1
             self._tenancy.leave(client.tenant)
             client.let_body_go()
-            client.task = None
+            client.end_task()
 
     def _refuse(self, client: Client, error: errors.RouterError) -> None:
         """Count a request that ends with an error of the router's own, and say so to the client."""

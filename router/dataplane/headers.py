@@ -3,8 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 Headers = list[tuple[bytes, bytes]]
+
+# Names of headers as most clients write them, since to look one up costs less than to write it anew.
+USUAL_NAMES: Final = {
+    spelling: name
+    for name in (
+        b"accept",
+        b"accept-encoding",
+        b"accept-language",
+        b"authorization",
+        b"connection",
+        b"content-length",
+        b"content-type",
+        b"forwarded",
+        b"host",
+        b"openai-organization",
+        b"openai-project",
+        b"traceparent",
+        b"transfer-encoding",
+        b"user-agent",
+        b"via",
+        b"x-api-key",
+        b"x-forwarded-for",
+        b"x-forwarded-host",
+        b"x-forwarded-proto",
+        b"x-real-ip",
+        b"x-request-id",
+        b"x-stainless-arch",
+        b"x-stainless-async",
+        b"x-stainless-lang",
+        b"x-stainless-os",
+        b"x-stainless-package-version",
+        b"x-stainless-retry-count",
+        b"x-stainless-runtime",
+        b"x-stainless-runtime-version",
+    )
+    for spelling in (name, name.title())
+}
 
 HOP_BY_HOP = frozenset(
     {

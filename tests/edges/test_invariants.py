@@ -54,8 +54,7 @@ def fleet() -> Registry:
 
 def client(budget: BodyBudget) -> Client:
     """A request whose connection is not there."""
-    parser = SimpleNamespace(get_http_version=lambda: "1.1", should_keep_alive=lambda: True)
-    connection = cast(Any, SimpleNamespace(headers=[], fields={}, parser=parser))
+    connection = cast(Any, SimpleNamespace(headers=[], fields={}, old=False, keep_alive=True))
     return Client(connection, b"POST", "/v1/x", b"", budget, b"spare")
 
 

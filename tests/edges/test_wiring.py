@@ -69,7 +69,7 @@ def only_worker(replica: Router) -> Worker:
 
 
 async def test_what_clients_may_send_and_how_long_they_may_take(replica: Router) -> None:
-    assert replica.protocol.bounds == Bounds(
+    assert replica.connections.bounds == Bounds(
         header_bytes=4_004,
         header_count=55,
         body_bytes=2_002,

@@ -10,8 +10,9 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from router.dataplane.client import BodyBudget, Client
+from router.dataplane.connections import Connections
 from router.dataplane.gate import Bounds
-from router.dataplane.server import RouterProtocol, protocol_class
+from router.dataplane.server import RouterProtocol
 from router.errors import MethodNotAllowed, RouterError
 
 LIMIT = 32 * 1024
@@ -103,9 +104,9 @@ async def _converse(parts: list[bytes]) -> list[Seen]:
     faults: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
     taker = Taker()
-    protocol = protocol_class(BOUNDS, taker)
+    connections = Connections(BOUNDS, taker)
     wire = Wire()
-    connection = protocol(_config, ServerState(), {}, asyncio.get_running_loop())
+    connection = connections(_config, ServerState(), {}, asyncio.get_running_loop())
     connection.connection_made(wire)
     for part in parts:
         if wire.closing:
@@ -114,12 +115,12 @@ async def _converse(parts: list[bytes]) -> list[Seen]:
         for _ in range(3):
             await asyncio.sleep(0)
     for _ in range(200):  # those in line take their turn one after the other
-        if not connection.pipeline:
+        if not connection.in_line:
             break
         await asyncio.sleep(0)
     connection.connection_lost(None)
     await asyncio.sleep(0)
     assert not faults, f"in a callback: {faults}"
     assert taker.budget.held == 0, "a body is still held"
-    assert not protocol.open_connections
+    assert not connections.open
     return taker.seen

@@ -9,13 +9,14 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 
 from router.dataplane.client import BodyBudget, Client
+from router.dataplane.connections import Connections
 from router.dataplane.gate import Bounds
-from router.dataplane.server import RouterProtocol, protocol_class
+from router.dataplane.server import RouterProtocol
 from router.errors import MethodNotAllowed, PayloadTooLarge, RouterError
 
 BOUNDS = Bounds(body_bytes=200_000, header_seconds=0.15, body_seconds=0.15, keep_alive_seconds=0.15)
@@ -56,7 +57,7 @@ class EchoGate:
         if client.refusal is not None:
             client.answer_error(client.refusal)
             return
-        client.task = client.spawn(lambda: self._serve(client))
+        client.task = client.spawn(self._serve(client))
         if client.path == "/v1/vanish":
             client.lost()
 
@@ -70,7 +71,7 @@ class EchoGate:
         except asyncio.CancelledError:
             self.cancelled += 1
         finally:
-            client.task = None
+            client.end_task()
 
     async def _answer(self, client: Client, body: bytes) -> None:
         if client.path == "/v1/forever":
@@ -150,12 +151,10 @@ async def control(scope: Any, receive: Any, send: Any) -> None:
 class Rig:
     """A small server with the protocol under test."""
 
-    def __init__(
-        self, gate: EchoGate, protocol: type[RouterProtocol], port: int, tasks: set[asyncio.Task[None]]
-    ) -> None:
+    def __init__(self, gate: EchoGate, connections: Connections, port: int, tasks: set[asyncio.Task[None]]) -> None:
         self.tasks = tasks
         self.gate = gate
-        self.protocol = protocol
+        self.connections = connections
         self.port = port
 
     @asynccontextmanager
@@ -177,7 +176,7 @@ class Rig:
 
     def sweep(self) -> None:
         """What the router does once a second."""
-        self.protocol.sweep(time.monotonic())
+        self.connections.sweep(time.monotonic())
 
     async def sweeping(self, condition: Callable[[], bool]) -> None:
         """Sweep until the condition holds."""
@@ -231,24 +230,31 @@ class Raw:
 @asynccontextmanager
 async def serving(bounds: Bounds = BOUNDS) -> AsyncIterator[Rig]:
     gate = EchoGate()
-    protocol = protocol_class(bounds, gate)
+    connections = Connections(bounds, gate)
     config = uvicorn.Config(
-        control, http=protocol, ws="none", lifespan="off", interface="asgi3", log_config=None, access_log=False, port=0
+        control,
+        http=cast(Any, connections),
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        access_log=False,
+        port=0,
     )
     server = uvicorn.Server(config)
     config.load()
     server.lifespan = config.lifespan_class(config)
     await server.startup()
     try:
-        yield Rig(gate, protocol, server.servers[0].sockets[0].getsockname()[1], server.server_state.tasks)
+        yield Rig(gate, connections, server.servers[0].sockets[0].getsockname()[1], server.server_state.tasks)
     finally:
-        for connection in tuple(protocol.open_connections):
+        for connection in tuple(connections.open):
             connection.transport.abort()
         server.servers[0].close()
         await server.servers[0].wait_closed()
         await asyncio.gather(*server.server_state.tasks, return_exceptions=True)
     assert gate.budget.held == 0
-    assert not protocol.open_connections
+    assert not connections.open
 
 
 async def until(condition: Callable[[], bool]) -> None:

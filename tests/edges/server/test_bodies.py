@@ -62,7 +62,7 @@ async def test_a_client_that_is_busy_sending_learns_why_it_is_refused(rig: Rig, 
             raw.writer.write(piece)
             await raw.writer.drain()
         assert error_of(await raw.rest()) == (413, "payload_too_large")
-    await until(lambda: not rig.protocol.open_connections)
+    await until(lambda: not rig.connections.open)
     assert len(rig.gate.rejections) == 1
 
 
@@ -70,7 +70,7 @@ async def test_a_refused_client_that_goes_on_sending_is_not_listened_to_for_ever
     async with rig.connected() as raw:
         await raw.send(b"nonsense\r\n\r\n")
         assert error_of(await raw.rest()) == (400, "bad_request")
-        await rig.sweeping(lambda: not rig.protocol.open_connections)
+        await rig.sweeping(lambda: not rig.connections.open)
     assert len(rig.gate.rejections) == 1
 
 

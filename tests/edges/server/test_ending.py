@@ -13,7 +13,7 @@ async def test_answers_of_a_draining_replica_end_their_connection(rig: Rig) -> N
         assert await raw.answer() == (200, b"before")
         await other.send(b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n")
         await other.answer()
-        rig.protocol.draining = True
+        rig.connections.draining = True
         await raw.send(post(body=b"after"))
         answer = await raw.rest()
         assert b"\r\nconnection: close\r\n" in answer
@@ -26,8 +26,8 @@ async def test_a_kept_connection_outlives_the_listener_for_a_moment(rig: Rig) ->
     async with rig.connected() as raw:
         await raw.send(post(body=b"before"))
         await raw.answer()
-        rig.protocol.draining = True
-        for connection in rig.protocol.open_connections:
+        rig.connections.draining = True
+        for connection in rig.connections.open:
             connection.shutdown()
         await asyncio.sleep(0.05)
         await raw.send(post(body=b"written meanwhile"))

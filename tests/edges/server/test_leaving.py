@@ -44,7 +44,7 @@ async def test_the_control_plane_learns_that_nobody_waits_for_its_answer(rig: Ri
     late = b"GET /late HTTP/1.1\r\n" + HOST + b"\r\n"
     async with rig.connected() as raw:
         await raw.send(late + post(b"/elsewhere") + b"\x00garbage\r\n\r\n")
-        await until(lambda: not rig.protocol.open_connections)
+        await until(lambda: not rig.connections.open)
         assert len(rig.gate.rejections) == 1
     LATE.set()
     await until(lambda: not rig.tasks)
@@ -85,5 +85,5 @@ async def test_a_client_that_leaves_behind_what_nobody_reads_has_left(rig: Rig, 
         else:
             raw.writer.close()
         await rig.sweeping(lambda: rig.gate.cancelled == 1)
-        await until(lambda: not rig.protocol.open_connections)
+        await until(lambda: not rig.connections.open)
     assert rig.gate.departures == rig.gate.admitted - 1

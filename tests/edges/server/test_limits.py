@@ -10,7 +10,7 @@ from tests.edges.server.rig import BOUNDS, Rig, error_of, post, until
 
 
 async def test_a_connection_too_many_is_told_so_and_room_comes_back(rig: Rig) -> None:
-    rig.protocol.bounds = replace(BOUNDS, connections=1, turned_away=1)
+    rig.connections.bounds = replace(BOUNDS, connections=1, turned_away=1)
     async with rig.connected() as first:
         await first.send(post(body=b"one"))
         assert await first.answer() == (200, b"one")
@@ -21,22 +21,22 @@ async def test_a_connection_too_many_is_told_so_and_room_comes_back(rig: Rig) ->
         assert (rig.gate.turned, rig.gate.admitted) == (3, 1)
         await first.send(post(body=b"three"))
         assert await first.answer() == (200, b"three")
-    await until(lambda: not rig.protocol.open_connections)
+    await until(lambda: not rig.connections.open)
     assert (await rig.exchange(post(body=b"four", headers=b"Connection: close\r\n"))).endswith(b"four")
 
 
 async def test_who_is_told_that_there_is_no_room_need_not_ask_and_cannot_stay(rig: Rig) -> None:
-    rig.protocol.bounds = replace(BOUNDS, connections=0, turned_away=1)
+    rig.connections.bounds = replace(BOUNDS, connections=0, turned_away=1)
     async with rig.connected() as silent, rig.connected() as beyond:
         assert error_of(await silent.rest()) == (503, "too_many_connections")
         assert error_of(await beyond.rest()) == (503, "too_many_connections")
-        await until(lambda: len(rig.protocol.open_connections) <= 1)
-        await rig.sweeping(lambda: not rig.protocol.open_connections)
-    assert not rig.protocol.turned_away
+        await until(lambda: len(rig.connections.open) <= 1)
+        await rig.sweeping(lambda: not rig.connections.open)
+    assert not rig.connections.turned_away
 
 
 async def test_work_waits_while_its_client_does_not_read(rig: Rig) -> None:
-    rig.protocol.bounds = replace(BOUNDS, write_stall_seconds=0.1)
+    rig.connections.bounds = replace(BOUNDS, write_stall_seconds=0.1)
     async with rig.connected() as raw:
         raw.writer.transport.pause_reading()  # type: ignore[attr-defined]
         await raw.send(post(b"/v1/flood"))
@@ -44,12 +44,12 @@ async def test_work_waits_while_its_client_does_not_read(rig: Rig) -> None:
 
 
 async def test_what_is_left_to_send_at_the_end_does_not_wait_for_ever(rig: Rig) -> None:
-    rig.protocol.bounds = replace(BOUNDS, write_stall_seconds=0.1)
+    rig.connections.bounds = replace(BOUNDS, write_stall_seconds=0.1)
     async with rig.connected() as raw:
         raw.writer.transport.pause_reading()  # type: ignore[attr-defined]
         await raw.send(post(b"/v1/remainder"))
         await until(lambda: bool(rig.gate.seen))
-        await rig.sweeping(lambda: not rig.protocol.open_connections)
+        await rig.sweeping(lambda: not rig.connections.open)
     assert rig.gate.cancelled == rig.gate.departures == 0
 
 
@@ -85,7 +85,7 @@ async def test_a_connection_that_sends_nothing_ends_without_a_word(rig: Rig) -> 
 
 
 async def test_a_connection_at_rest_ends_in_its_time_and_not_in_a_headers(rig: Rig) -> None:
-    rig.protocol.bounds = replace(BOUNDS, keep_alive_seconds=0.4)
+    rig.connections.bounds = replace(BOUNDS, keep_alive_seconds=0.4)
     async with rig.connected() as raw:
         await raw.send(post(body=b"one"))
         await raw.answer()

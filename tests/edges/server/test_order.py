@@ -51,7 +51,7 @@ async def test_requests_behind_one_that_is_served_are_not_read_without_end(rig: 
             await asyncio.sleep(0.05)
         assert 1 < rig.gate.admitted < 1_000
         raw.writer.transport.abort()
-        for connection in tuple(rig.protocol.open_connections):
+        for connection in tuple(rig.connections.open):
             connection.transport.abort()  # it was not reading, and has not seen the client leave
         await until(lambda: rig.gate.cancelled == 1)
 

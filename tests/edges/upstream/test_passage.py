@@ -73,9 +73,9 @@ async def passing(pool: UpstreamPool) -> AsyncIterator[Rig]:
     async with serving(PATIENT) as rig:
         gate = PassingGate(budget=rig.gate.budget)
         gate.pool, gate.ends = pool, []
-        rig.protocol.gate = rig.gate = gate
+        rig.connections.gate = rig.gate = gate
         yield rig
-        await eventually(lambda: not rig.protocol.open_connections)
+        await eventually(lambda: not rig.connections.open)
 
 
 def ends_of(rig: Rig) -> list[str]:
@@ -123,7 +123,7 @@ async def test_a_client_that_does_not_read_holds_the_worker_up(framed: bool) -> 
             held_up_at = sent
             await asyncio.sleep(0.1)
         assert held_up_at < total
-        (served,) = rig.protocol.open_connections
+        (served,) = rig.connections.open
         assert served.transport.get_write_buffer_size() < 1 << 20
         answer = await raw.rest()
         body = unchunked(answer) if framed else answer.partition(b"\r\n\r\n")[2]
@@ -159,7 +159,7 @@ async def test_a_client_that_leaves_while_it_holds_the_worker_up() -> None:
     async with worker(script) as it, pool_for(it.origin) as pool, passing(pool) as rig:
         async with rig.connected() as raw:
             await raw.send(post())
-            await eventually(lambda: any(one.flow.write_paused for one in rig.protocol.open_connections))
+            await eventually(lambda: any(one.flow.write_paused for one in rig.connections.open))
         await eventually(lambda: pool.statistics().open == 0)
         await eventually(lambda: rig.gate.cancelled == 1)
 
