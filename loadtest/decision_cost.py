@@ -2,6 +2,8 @@
 
 `python -m loadtest.decision_cost [--workers N] [--text code]` prints a table; each figure is the best of several
 rounds. What reading costs depends on the text: each character that JSON escapes stops the scan for the end of a string.
+With `--fleets` the size is 8 KB, and the fleet and the blocks that it holds vary. The router is compiled, unless
+`--source` is given.
 """
 
 from __future__ import annotations
@@ -9,15 +11,17 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import statistics
 import sys
 import time
 import timeit
 from collections.abc import Callable, Sequence
 
+from loadtest import compiled
 from router.affinity import AffinityMap
 from router.cachemodel import CacheProfile
 from router.calibration import TokenRatios
-from router.hashing import block_hashes, chain_start
+from router.hashing import WIDTH_MASK, block_hashes, chain_start
 from router.prompt import Form, read_prompt
 from router.settings import Settings
 from router.workers.health import State
@@ -92,12 +96,61 @@ def row(kilobytes: int, messages: int, workers: int, text_kind: str) -> list[str
     return [f"{kilobytes} KB", str(messages), str(len(inquiry.hashes)), *(f"{time:.1f}" for time in times)]
 
 
+# -- by fleet --------------------------------------------------------------------------------------------------------
+
+MOST_BLOCKS = 200_000
+FILL_BLOCKS = 64
+
+
+def fill(selector: Selector, workers: int) -> None:
+    """Prompts of 64 blocks until the index is full, dealt out to the workers."""
+    rng = random.Random(1)
+    ids = [worker.id for worker in selector.registry]
+    for number in range(MOST_BLOCKS // FILL_BLOCKS):
+        blocks = [rng.getrandbits(64) & ~WIDTH_MASK for _ in range(FILL_BLOCKS)]
+        selector.index.record(ids[number % workers], 1.0, blocks, 1.0)
+
+
+def decision(workers: int, filled: bool, seed: int, prompts: int = 256) -> float:
+    """Microseconds of everything for follow-ups of 8 KB, each of another conversation, in turns: the best of rounds."""
+    selector = fleet(workers)
+    if filled:
+        fill(selector, workers)
+    bodies = [body_of(8, 4, seed=seed * prompts + number) for number in range(prompts)]
+
+    def whole() -> None:
+        for body in bodies:
+            placed = selector.place(selector.inquire(read_prompt(Form.CHAT, body)), 2.0)
+            assert placed is not None
+            placed.own(2.0)
+            placed.release()
+
+    whole()
+    return microseconds(whole, 2) / prompts
+
+
+def fleets(rounds: int = 3) -> list[str]:
+    """Lines of the table by workers; the median of fleets made anew."""
+    lines = ["| workers | index empty | index full |", "|---|---|---|"]
+    for workers in (8, 64, 500):
+        times = [statistics.median(decision(workers, full, seed) for seed in range(rounds)) for full in (False, True)]
+        lines.append(f"| {workers} | " + " | ".join(f"{time:.1f}" for time in times) + " |")
+    return lines
+
+
 def main(argv: Sequence[str]) -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--text", choices=TEXTS, default="prose")
+    parser.add_argument("--fleets", action="store_true", help="8, 64 and 500 workers, and how much they hold")
+    compiled.add_options(parser)
     options = parser.parse_args(argv)
+    compiled.import_chosen(options, "loadtest.decision_cost", argv)
+    print(f"The router as {compiled.description()}, in microseconds:\n")
+    if options.fleets:
+        print("\n".join(fleets()))
+        return 0
     print("| body | messages | blocks | read | hash | lookup | match and choose | everything, with claim and record |")
     print("|---|---|---|---|---|---|---|---|")
     for kilobytes in SIZES:

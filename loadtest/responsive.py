@@ -1,9 +1,10 @@
 """How quickly one process answers `/health` while it has a lot to do, which is how late its event loop is.
 
 `python -m loadtest.responsive` asks it fifty times a second while nothing else happens, while 3 MB bodies arrive one
-after the other, while bodies of the same size consist of tiny messages, or have as many parts as are taken apart at
-most, and under 1,000 paced streams. Clients, workers and the router are processes of their own; with fewer cores than
-that, each also waits for the others.
+after the other over eight connections, while bodies of the same size consist of tiny messages, or of as many parts as
+are taken apart at most, of text or of a type that is not known, while 120 KB bodies are nothing but empty parts, and
+under 1,000 paced streams. The router is compiled, unless `--source` is given. Clients, workers and the router are
+processes of their own; with fewer cores than that, each also waits for the others.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pathlib import Path
 
 import uvloop
 
+from loadtest import compiled
 from loadtest.bench.bodies import MODEL, Conversations, stream_body, text_pool
 from loadtest.bench.client import Connection, connect, request
 from loadtest.bench.stats import percentile
@@ -35,7 +37,8 @@ PROBE_SECONDS = 0.02
 CHUNKS_PER_SECOND = 20
 SETTLE_SECONDS = 3.0
 LAG = "router_event_loop_lag_seconds"
-LOADS = ("nothing", "bodies", "messages", "parts", "streams")
+LOADS = ("nothing", "streams", "bodies", "messages", "parts", "odd", "small")
+SMALL_PARTS = 40_000
 
 
 @dataclass(frozen=True)
@@ -60,17 +63,19 @@ def bodies_of(load: str, client: int) -> Iterator[bytes]:
     if load == "bodies":
         yield from Conversations(BODY_BYTES, 1, text_pool()).bodies(client)
     rng = random.Random(client)
+    tiny: dict[str, object]
     messages: list[dict[str, object]]
     while True:
         name = f"{rng.getrandbits(64):016x}"
         if load == "messages":
-            tiny: dict[str, object] = {"role": "user", "content": "x"}
+            tiny = {"role": "user", "content": "x"}
             messages = [{"role": "user", "content": name}, *[tiny] * (BODY_BYTES // 30)]
+        elif load == "small":
+            messages = [{"role": "user", "content": name}, {"role": "user", "content": [{}] * SMALL_PARTS}]
         else:
             # As many as are taken apart one by one, and text to make up the size.
-            content = [{"type": "text", "text": "x"}] * (FLAT_OBJECTS - 10) + [
-                {"type": "text", "text": "x" * BODY_BYTES}
-            ]
+            tiny = {"type": "text", "text": "x"} if load == "parts" else {"type": "new", "data": "x"}
+            content = [tiny] * (FLAT_OBJECTS - 10) + [{"type": "text", "text": "x" * BODY_BYTES}]
             parts = [{"type": "text", "text": name}, *content]
             messages = [{"role": "user", "content": parts}]
         yield json.dumps({"model": MODEL, "messages": messages, "max_tokens": 16}, separators=(",", ":")).encode()
@@ -225,11 +230,11 @@ def bench_workers() -> Iterator[list[str]]:
             process.stdout.close()
 
 
-def run(loads: Sequence[str], seconds: float, streams: int, clients: int) -> Iterator[Row]:
+def run(loads: Sequence[str], seconds: float, streams: int, clients: int, package: Path | None) -> Iterator[Row]:
     """Each load in turn, on a router of its own."""
     for load in loads:
         place = tempfile.TemporaryDirectory()
-        with place, bench_workers() as urls, RouterProcess(Path(place.name), urls) as router:
+        with place, bench_workers() as urls, RouterProcess(Path(place.name), urls, package=package) as router:
             router.wait_ready(len(urls))
             yield measure(router, load, streams if load == "streams" else clients, seconds)
 
@@ -256,6 +261,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--streams", type=int, default=1_000)
     parser.add_argument("--clients", type=int, default=8, help="connections over which bodies come")
+    compiled.add_options(parser)
     parser.add_argument("--crowd", help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--count", type=int, help=argparse.SUPPRESS)
@@ -266,8 +272,9 @@ def main(argv: Sequence[str]) -> int:
     unknown = set(options.loads) - set(LOADS)
     if unknown:
         parser.error(f"no such load: {', '.join(sorted(unknown))}")
-    print(HEAD, flush=True)
-    for row in run(options.loads or LOADS, options.seconds, options.streams, options.clients):
+    package = compiled.chosen(options)
+    print(f"The router as {'source' if package is None else 'compiled'}:\n\n{HEAD}", flush=True)
+    for row in run(options.loads or LOADS, options.seconds, options.streams, options.clients, package):
         print(line(row), flush=True)
     return 0
 

@@ -1,8 +1,9 @@
 """What the news between replicas costs: bytes and CPU, over a real Redis, without the rest of the router.
 
-`python -m loadtest.sync_cost` runs 2, 4 and 8 replicas as processes that place and end requests at a given rate in all,
-once with news and once without, and prints what the difference is. CPU is time on a core, so neighbours disturb it
-little, as long as news leaves in time.
+`python -m loadtest.sync_cost` first takes messages apart, without Redis: their bytes, and what making and taking in
+each kind of news costs. Then it runs 2, 4 and 8 replicas as processes that place and end requests at a given rate in
+all, once with news and once without, and prints what the difference is. CPU is time on a core, so neighbours disturb it
+little, as long as news leaves in time. The router is compiled, unless `--source` is given.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
 import resource
 import statistics
@@ -25,12 +27,14 @@ from typing import Any
 import redis
 import uvloop
 
+from loadtest import compiled
 from loadtest.fleet import RedisProcess
 from router.affinity import AffinityMap, Delta
 from router.hashing import WIDTH_MASK
 from router.settings import SyncSettings
 from router.sync import NoSync, Sync
 from router.sync_codec import News, Row, encode
+from router.sync_redis import Listener
 from router.workers.registry import Lease, Registry
 
 WORKERS = 8
@@ -42,6 +46,8 @@ FOLLOW_UPS = 0.8
 FIRST_BYTE_SECONDS = 0.1
 END_SECONDS = 0.3
 WARM_SECONDS = 2.0
+# Where PYTHONPATH says which router is meant, the working directory must not say it first.
+PYTHON = (sys.executable, *(["-P"] if os.environ.get("PYTHONPATH") else []))
 
 
 class Replica:
@@ -192,7 +198,7 @@ def measure(count: int, rate: float, seconds: float) -> Cost:
 
 
 def _run_children(count: int, redis_url: str | None, rate: float, seconds: float) -> list[dict[str, Any]]:
-    words = [sys.executable, "-m", "loadtest.sync_cost", "--child", str(rate), "--seconds", str(seconds)]
+    words = [*PYTHON, "-m", "loadtest.sync_cost", "--child", str(rate), "--seconds", str(seconds)]
     words += ["--redis", redis_url] if redis_url else []
     children = [subprocess.Popen(words, stdout=subprocess.PIPE) for _ in range(count)]
     try:
@@ -219,6 +225,82 @@ def sizes() -> str:
     return ", ".join(f"{what} {size} bytes" for what, size in parts)
 
 
+# -- taken apart -----------------------------------------------------------------------------------------------------
+
+
+class _Nowhere:
+    """A link that leads to nobody."""
+
+    ready = True
+
+    def start(self, listener: Listener) -> None: ...
+
+    def publish(self, message: bytes) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+
+class _Hearer:
+    """A replica that takes in what one other replica says, and the memory of that one."""
+
+    def __init__(self) -> None:
+        registry, index = Registry(), AffinityMap(200_000, 5400.0, 10.0)
+        self.told = AffinityMap(200_000, 5400.0, 10.0)
+        settings = SyncSettings.model_validate({"redis_url": "redis://127.0.0.1"})
+        self._sync = Sync(settings, "f" * 16, index, registry, time.monotonic, "h" * 16, _Nowhere())
+        self.workers = [registry.add(f"http://10.0.0.{n + 1}:8000", slots=1024) for n in range(WORKERS)]
+        for worker in self.workers:
+            registry.set_epoch(worker, EPOCH)
+            index.set_epoch(worker.id, EPOCH)
+            self.told.set_epoch(worker.id, EPOCH)
+        self._sequence = 0
+
+    def costs(self, news: Sequence[News]) -> tuple[float, float]:
+        """Microseconds of making each message, and of taking it in: medians of CPU time."""
+        made: list[float] = []
+        heard: list[float] = []
+        for one in news:
+            self._sequence += 1
+            began = time.thread_time()
+            data = encode("f" * 16, "s" * 16, self._sequence, one)
+            between = time.thread_time()
+            self._sync.receive(data)
+            made.append(between - began)
+            heard.append(time.thread_time() - between)
+        if any(self._sync.dropped.values()):
+            raise RuntimeError(f"what was told was not taken in: {self._sync.dropped}")
+        return statistics.median(made) * 1e6, statistics.median(heard) * 1e6
+
+
+def apart(messages: int = 100, each: int = 10) -> list[str]:
+    """Lines of a table: what one delta of each kind, and one heartbeat, costs who tells it and who hears it."""
+    hearer, rng = _Hearer(), random.Random(1)
+    prompts: list[list[int]] = [[] for _ in range(messages * each)]
+
+    def more(blocks: int) -> list[Delta]:
+        found = []
+        for number, prompt in enumerate(prompts):
+            prompt += _blocks(rng, blocks)
+            delta = hearer.told.record(hearer.workers[number % WORKERS].id, EPOCH, prompt, time.monotonic())
+            assert delta is not None
+            found.append(delta)
+        return found
+
+    first, later = more(FIRST_BLOCKS), more(MORE_BLOCKS)
+    uses = [Delta(one.worker, one.epoch, prompt[-1], ()) for one, prompt in zip(later, prompts, strict=True)]
+    kinds = {f"a first turn, {FIRST_BLOCKS} blocks": first, f"a follow-up, {MORE_BLOCKS} blocks": later, "a use": uses}
+    empty = hearer.costs([News("news")] * messages)
+    lines = ["| news | making it | taking it in |", "| --- | --- | --- |"]
+    lines.append(f"| a message without content | {empty[0]:.1f} us | {empty[1]:.1f} us |")
+    for name, deltas in kinds.items():
+        made, heard = hearer.costs([News("news", deltas[at : at + each]) for at in range(0, len(deltas), each)])
+        lines.append(f"| {name} | {(made - empty[0]) / each:.1f} us | {(heard - empty[1]) / each:.1f} us |")
+    rows = [[Row(worker.id, EPOCH, n, 0, n * 1000) for worker in hearer.workers] for n in range(messages)]
+    made, heard = hearer.costs([News("heartbeat", rows=of, blocks=200_000) for of in rows])
+    lines.append(f"| a heartbeat, {WORKERS} workers | {made:.1f} us | {heard:.1f} us |")
+    return lines
+
+
 HEAD = (
     "| replicas | requests/s in all | CPU for news, per replica | Redis | messages/s out | KB/s out | KB/s in "
     "| heartbeat comes back after | dropped, gaps |\n| --- " + "| --- " * 8 + "|"
@@ -240,13 +322,16 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--replicas", type=int, nargs="*", default=[2, 4, 8])
     parser.add_argument("--rate", type=float, nargs="*", default=[1_000.0], help="requests a second in all")
     parser.add_argument("--seconds", type=float, default=10.0)
+    compiled.add_options(parser)
     parser.add_argument("--child", type=float, help=argparse.SUPPRESS)
     parser.add_argument("--redis", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.child is not None:
         print(json.dumps(uvloop.run(child(options.redis, options.child, options.seconds))))
         return 0
-    print(sizes())
+    compiled.import_chosen(options, "loadtest.sync_cost", argv)
+    print(f"The router as {compiled.description()}. {sizes()}\n")
+    print("\n".join(apart()), end="\n\n")
     print(HEAD, flush=True)
     for rate in options.rate:
         for count in options.replicas:

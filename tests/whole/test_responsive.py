@@ -41,7 +41,7 @@ def test_every_stream_is_whole_and_health_answers(router: RouterProcess, monkeyp
     assert answers > 0
 
 
-@pytest.mark.parametrize("load", ["bodies", "messages", "parts"])
+@pytest.mark.parametrize("load", ["bodies", "messages", "parts", "odd", "small"])
 def test_large_bodies_are_served_and_health_answers(router: RouterProcess, load: str) -> None:
     crowd, answers = busy(router, load, 4, 0.5)
     assert crowd.answered >= 4
