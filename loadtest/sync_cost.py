@@ -30,7 +30,7 @@ import uvloop
 from loadtest import compiled
 from loadtest.fleet import RedisProcess
 from router.affinity import AffinityMap, Delta
-from router.hashing import WIDTH_MASK
+from router.hashing import HASH_BITS
 from router.settings import SyncSettings
 from router.sync import NoSync, Sync
 from router.sync_codec import News, Row, encode
@@ -112,7 +112,7 @@ class Replica:
 
 
 def _blocks(rng: random.Random, count: int) -> list[int]:
-    return [rng.getrandbits(64) & ~WIDTH_MASK for _ in range(count)]
+    return [rng.getrandbits(HASH_BITS) for _ in range(count)]
 
 
 def _cpu() -> float:

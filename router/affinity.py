@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from router.holdings import Lineage, any_of, reach, see, unproven
 from router.shadows import CHORES, EvictionCause, Shadows
-from router.touches import Export, LastUse, Owner, Touch, Use, distinct
+from router.touches import Block, Export, LastUse, Owner, Touch, Use, blocks_of, distinct, run_of
 
 __all__ = ["AffinityMap", "Delta", "EvictionCause", "Export", "LastUse", "Touch", "Use"]
 
@@ -44,7 +44,7 @@ class AffinityMap(Shadows):
 
     # -- requests --------------------------------------------------------------------------------------------
 
-    def match(self, hashes: Sequence[int], now: float) -> dict[str, int]:
+    def match(self, hashes: Sequence[Block], now: float) -> dict[str, int]:
         """Per worker that owns anything of the prompt, the number of leading blocks believed shared (deepest owned).
 
         Whoever owns a block owns those above it, so few need to be looked at. News that was lost can hide a worker from
@@ -66,7 +66,7 @@ class AffinityMap(Shadows):
                     break
         return depths
 
-    def _join(self, hashes: Sequence[int], end: int, unseen: int, now: float, depths: dict[str, int]) -> None:
+    def _join(self, hashes: Sequence[Block], end: int, unseen: int, now: float, depths: dict[str, int]) -> None:
         """Find the unseen workers that own only some of the blocks before `end`, the next one always by halving."""
         held = self._holdings.held
         while end > 0 and any_of(held.get(hashes[0]), unseen, now):
@@ -80,7 +80,7 @@ class AffinityMap(Shadows):
             unseen = see(held[hashes[low]], low + 1, unseen, now, depths)
             end = low
 
-    def claim(self, worker: str, hashes: Sequence[int], now: float) -> Touch | None:
+    def claim(self, worker: str, hashes: Sequence[Block], now: float) -> Touch | None:
         """A tentative touch on the blocks that are new to the worker; None if there are none or it is unknown.
 
         The blocks that it owns are used with this: they stay younger than what hangs on them.
@@ -93,7 +93,7 @@ class AffinityMap(Shadows):
         touch = None
         if known < len(hashes):
             blocks = distinct(hashes[: known - 1 : -1] if known else hashes[::-1])
-            touch = Touch(owner, blocks, above, now + self.tentative_ttl, tentative=True)
+            touch = Touch(owner.claim, run_of(blocks), above)
             self._enter(touch, now)
         for upper, deeper in self._holdings.lineage(owner, above).items():
             self._move(upper, deeper, now)
@@ -102,10 +102,10 @@ class AffinityMap(Shadows):
 
     def withdraw(self, touch: Touch) -> None:
         """Take a tentative claim back: the worker did not serve the prompt after all."""
-        if touch.tentative:
-            self._drop(touch, len(touch.blocks))
+        if touch.kind.tentative:
+            self._drop(touch)
 
-    def record(self, worker: str, epoch: float, hashes: Sequence[int], now: float) -> Delta | None:
+    def record(self, worker: str, epoch: float, hashes: Sequence[Block], now: float) -> Delta | None:
         """The worker served this prompt in this epoch: it owns all its blocks. None if nothing was learned.
 
         Returns what to tell other replicas; a use in an older epoch, or of an unknown worker, teaches nothing. Cheap
@@ -123,15 +123,15 @@ class AffinityMap(Shadows):
             self._use(owner, blocks[:new], above, lineage, now)
         else:
             known = self._holdings.proven_depth(owner, hashes, now)
-            self._enter(Touch(owner, distinct(blocks), None, now + self.ttl), now)
+            self._enter(Touch(owner.use, run_of(distinct(blocks)), None), now)
         self._tidy(owner, now)
         return Delta(worker, epoch, hashes[known - 1] if known else None, tuple(hashes[known:]))
 
-    def use_of(self, worker: str, block: int) -> LastUse | None:
+    def use_of(self, worker: str, block: Block) -> LastUse | None:
         """The last use of a block by a worker, until now."""
         owner = self._owners.get(worker)
         touch = self._holdings.touch_of(owner, block) if owner is not None else None
-        return LastUse(touch, touch.used, touch.tentative) if touch is not None else None
+        return LastUse(touch, touch.used, touch.kind.tentative) if touch is not None else None
 
     def bytes_since(self, worker: str, used: float, most: int) -> int:
         """About how many bytes the blocks stand for that the worker used later than that; at most `most` uses count."""
@@ -139,7 +139,7 @@ class AffinityMap(Shadows):
         touch = owner.newest if owner is not None else None
         blocks = 0
         while touch is not None and touch.used > used and most > 0:
-            blocks += len(touch.blocks)
+            blocks += len(blocks_of(touch.run))
             most -= 1
             touch = touch.earlier
         return blocks * owner.bytes // owner.pairs if owner is not None and owner.pairs else 0
@@ -147,8 +147,8 @@ class AffinityMap(Shadows):
     def disprove(self, use: LastUse) -> None:
         """Forget what was not used since that use: its worker was found not to hold what came before that."""
         touch = use.touch
-        if touch.used == use.used and self._lives(touch.owner):
-            self.evictions["disproved"] += self._drop(touch, len(touch.blocks))
+        if touch.used == use.used and self._lives(touch.kind.owner):
+            self.evictions["disproved"] += self._drop(touch)
 
     # -- replicas --------------------------------------------------------------------------------------------
 
@@ -157,7 +157,8 @@ class AffinityMap(Shadows):
         owner = self._owners.get(delta.worker)
         if owner is None or owner.epoch != delta.epoch:
             return False
-        blocks, base = delta.new[::-1], delta.base
+        blocks: tuple[Block, ...] = delta.new[::-1]
+        base = delta.base
         new = self._holdings.new_to(owner, blocks)
         above = blocks[new] if new < len(blocks) else base
         lineage = self._holdings.lineage(owner, above)
@@ -166,7 +167,7 @@ class AffinityMap(Shadows):
             self._use(owner, blocks[:new], above, lineage, now)
         else:
             chain = blocks if base is None else (*blocks, *self._chain_to(owner, base))
-            self._enter(Touch(owner, distinct(chain), None, now + self.ttl), now)
+            self._enter(Touch(owner.use, run_of(distinct(chain)), None), now)
         self._tidy(owner, now)
         return True
 
@@ -203,12 +204,12 @@ class AffinityMap(Shadows):
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    def _chain_to(self, owner: Owner, base: int) -> list[int]:
+    def _chain_to(self, owner: Owner, base: Block) -> list[Block]:
         """The blocks up to and including `base`, deepest first, as far as they are held."""
         lineage = self._holdings.lineage(owner, base)
-        return [block for touch, deeper in lineage.items() for block in touch.blocks[deeper:]] or [base]
+        return [block for touch, deeper in lineage.items() for block in blocks_of(touch.run)[deeper:]] or [base]
 
-    def _use(self, owner: Owner, new: tuple[int, ...], above: int | None, lineage: Lineage, now: float) -> None:
+    def _use(self, owner: Owner, new: tuple[Block, ...], above: Block | None, lineage: Lineage, now: float) -> None:
         """A prompt was used: blocks that nobody holds for the owner, and the touches above them.
 
         They become one touch, but for the forks among them, on which other prompts hang too: those would only be taken
@@ -216,7 +217,7 @@ class AffinityMap(Shadows):
         """
         whole = None
         if new:
-            whole = Touch(owner, distinct(new), above, 0.0)
+            whole = Touch(owner.use, run_of(distinct(new)), above)
             self._hold(whole)
         for touch, deeper in lineage.items():
             if deeper:
@@ -224,49 +225,49 @@ class AffinityMap(Shadows):
             else:
                 part = touch
                 owner.remove(touch)
-            part.tentative = False
+            if part.kind.tentative:
+                part.kind = owner.use_fork if part.kind.fork else owner.use
             if whole is None:
                 whole = part
-            elif part.fork:
-                self._append(whole, now, now + self.ttl)
+            elif part.kind.fork:
+                self._append(whole, now)
                 whole = part
             else:
                 whole = self._holdings.join(whole, part)
         if whole is not None:
-            self._append(whole, now, now + self.ttl)
+            self._append(whole, now)
 
     def _move(self, touch: Touch, deeper: int, now: float) -> None:
         """A request that hangs on these blocks was sent: they are as young as its claim, and stay for as long."""
-        if deeper and not touch.tentative:
-            self._append(self._holdings.split(touch, deeper), now, now + self.ttl)
+        if deeper and not touch.kind.tentative:
+            touch = self._holdings.split(touch, deeper)
         else:
-            touch.owner.remove(touch)
-            self._append(touch, now, now + (self.tentative_ttl if touch.tentative else self.ttl))
+            touch.kind.owner.remove(touch)
+        self._append(touch, now)
 
     def _enter(self, touch: Touch, now: float) -> None:
         """Add a touch, whoever holds its blocks for the owner."""
         losers = self._hold(touch)
-        self._append(touch, now, touch.expires)
+        self._append(touch, now)
         if losers:
-            taken = set(touch.blocks)
+            taken = set(blocks_of(touch.run))
             for loser in losers:
                 self._holdings.trim(loser, taken)
 
     def _restore(self, owner: Owner, use: Use, used: float) -> None:
         if owner.bytes >= owner.capacity and owner.oldest is not None and used < owner.oldest.used:
             return  # it would be evicted at once
-        named = distinct(use.blocks)
-        blocks: list[int] = []
+        named: tuple[Block, ...] = distinct(use.blocks)
+        blocks: list[Block] = []
         for block in named:
             mine = self._holdings.touch_of(owner, block)
-            if mine is None or mine.tentative or mine.used < used:
+            if mine is None or mine.kind.tentative or mine.used < used:
                 blocks.append(block)
         if not blocks:
             return
         shallowest = named.index(blocks[-1]) + 1
         above = named[shallowest] if shallowest < len(named) else use.above
-        touch = Touch(owner, tuple(blocks), above, used + self.ttl)
-        touch.used = used
+        touch = Touch(owner.use, run_of(tuple(blocks)), above, used)
         losers = self._hold(touch)
         owner.insert(touch)
         if used < owner.front:

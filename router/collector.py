@@ -2,7 +2,7 @@
 
 A full map of one-block prompts is 200,000 objects, and a look at all of them stops the process for 70 to 100 ms. It is
 garbage only in cycles that the collector is for, which a closed connection leaves behind, some ten objects each, and
-the map never; so young objects are looked at as always, and old ones when nobody waits.
+the map with each worker that goes; so young objects are looked at as always, and old ones when nobody waits.
 """
 
 from __future__ import annotations

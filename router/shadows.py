@@ -13,7 +13,7 @@ from typing import Literal
 
 from router.hashing import weight_of
 from router.holdings import Holdings
-from router.touches import Fronts, Owner, Touch
+from router.touches import Block, Fronts, Owner, Touch, blocks_of
 
 # Why blocks are dropped: the worker's cache has no more room, or the map has not; they were not used for too long; the
 # cache has begun a new life; an engine turned out not to hold them.
@@ -21,6 +21,8 @@ EvictionCause = Literal["capacity", "limit", "expired", "epoch", "disproved"]
 CAUSES: tuple[EvictionCause, ...] = ("capacity", "limit", "expired", "epoch", "disproved")
 # Work that one call may do for pairs it does not need itself, so that no request pays for a mass expiry.
 CHORES = 256
+# How far apart, at least, are the times when the table of all blocks is made anew.
+PACK_SECONDS = 10.0
 
 
 class Shadows:
@@ -28,8 +30,8 @@ class Shadows:
 
     def __init__(self, max_blocks: int, ttl_seconds: float, tentative_seconds: float) -> None:
         self.max_blocks = max_blocks
-        self.ttl = ttl_seconds
-        self.tentative_ttl = tentative_seconds
+        self._ttl = ttl_seconds
+        self._tentative_ttl = tentative_seconds
         self.evictions: dict[EvictionCause, int] = dict.fromkeys(CAUSES, 0)
         self._holdings = Holdings()
         self._owners: dict[str, Owner] = {}
@@ -41,6 +43,28 @@ class Shadows:
         self._used = -math.inf
         self._fronts = Fronts()
         self._graveyard: deque[Owner] = deque()
+        self._packed = -math.inf
+        self._packed_drops = 0
+
+    @property
+    def ttl(self) -> float:
+        """For how many seconds a use is believed in; a change also counts for what is held."""
+        return self._ttl
+
+    @ttl.setter
+    def ttl(self, seconds: float) -> None:
+        self._ttl = seconds
+        self._last()
+
+    @property
+    def tentative_ttl(self) -> float:
+        """The same for a claim."""
+        return self._tentative_ttl
+
+    @tentative_ttl.setter
+    def tentative_ttl(self, seconds: float) -> None:
+        self._tentative_ttl = seconds
+        self._last()
 
     def __len__(self) -> int:
         return self._pairs
@@ -71,11 +95,11 @@ class Shadows:
         owner = self._owners.get(worker)
         return owner.newest.used if owner is not None and owner.newest is not None else -math.inf
 
-    def age(self, worker: str, block: int, now: float) -> float | None:
+    def age(self, worker: str, block: Block, now: float) -> float | None:
         """Seconds since the worker's last use of a block; None if it does not own it."""
         owner = self._owners.get(worker)
         touch = self._holdings.touch_of(owner, block) if owner is not None else None
-        return max(0.0, now - touch.used) if touch is not None and touch.expires > now else None
+        return max(0.0, now - touch.used) if touch is not None and touch.lives(now) else None
 
     def epoch_of(self, worker: str) -> float | None:
         """The epoch whose blocks are held for the worker, if any."""
@@ -133,30 +157,36 @@ class Shadows:
             if owner.bytes > owner.capacity:
                 self._shrink(owner, 8 * CHORES)
         self._clean_graves(8 * CHORES)
+        self._pack(now)
 
     # -- inside ----------------------------------------------------------------------------------------------
 
     def _lives(self, owner: Owner) -> bool:
         return self._owners.get(owner.worker) is owner
 
+    def _last(self) -> None:
+        for owner in self._owners.values():
+            owner.last(self._ttl, self._tentative_ttl)
+
     def _hold(self, touch: Touch) -> set[Touch]:
-        before = touch.owner.pairs
+        owner = touch.kind.owner
+        before = owner.pairs
         losers = self._holdings.hold(touch)
-        self._pairs += touch.owner.pairs - before
+        self._pairs += owner.pairs - before
         return losers
 
-    def _append(self, touch: Touch, now: float, expires: float) -> None:
+    def _append(self, touch: Touch, now: float) -> None:
         """Put a touch that is in no list at the young end."""
         touch.used = self._used = now if now > self._used else math.nextafter(self._used, math.inf)
-        touch.expires = expires
-        owner = touch.owner
+        owner = touch.kind.owner
         owner.append(touch)
         if touch.used < owner.front:
             self._fronts.add(touch)
 
-    def _drop(self, touch: Touch, pairs: int) -> int:
+    def _drop(self, touch: Touch, pairs: int | None = None) -> int:
+        """Drop so many blocks of a touch, deepest first, or all."""
         dropped = self._holdings.drop(touch, pairs)
-        if touch.owner.bit & self._live:
+        if touch.kind.bit & self._live:
             self._pairs -= dropped
         return dropped
 
@@ -170,8 +200,8 @@ class Shadows:
             self._clean_graves(CHORES)
 
     def _expire(self, now: float, chores: int) -> None:
-        while chores > 0 and (oldest := self._fronts.oldest(self._live)) is not None and oldest.expires <= now:
-            dropped = self._drop(oldest, len(oldest.blocks))
+        while chores > 0 and (oldest := self._fronts.oldest(self._live)) is not None and not oldest.lives(now):
+            dropped = self._drop(oldest)
             self.evictions["expired"] += dropped
             chores -= dropped
 
@@ -186,7 +216,7 @@ class Shadows:
         while owner.bytes > owner.capacity and chores > 0 and (oldest := owner.oldest) is not None:
             excess = owner.bytes - owner.capacity
             pairs = 0
-            for block in oldest.blocks[:chores]:
+            for block in blocks_of(oldest.run)[:chores]:
                 pairs += 1
                 excess -= weight_of(block)
                 if excess <= 0:
@@ -195,13 +225,22 @@ class Shadows:
             self.evictions["capacity"] += dropped
             chores -= dropped
 
+    def _pack(self, now: float) -> None:
+        """Give back the room of blocks that are gone, once they are half as many as those that are left."""
+        drops = sum(self.evictions.values())
+        if drops - self._packed_drops > self._pairs // 2 and now - self._packed >= PACK_SECONDS:
+            self._packed, self._packed_drops = now, drops
+            self._holdings.pack()
+
     def _settle(self, worker: str, epoch: float) -> None:
         if self._free:
             bit = self._free.pop()
         else:
             bit = 1 << self._bits
             self._bits += 1
-        self._owners[worker] = Owner(worker, epoch, bit, self._capacities.get(worker, math.inf))
+        owner = Owner(worker, epoch, bit, self._capacities.get(worker, math.inf))
+        owner.last(self._ttl, self._tentative_ttl)
+        self._owners[worker] = owner
         self._live |= bit
 
     def _bury(self, owner: Owner) -> None:

@@ -148,7 +148,7 @@ class Sketch:
         for use in uses:
             self.blocks += len(use.blocks)
             for block in use.blocks:
-                # The lowest bits say how much a block stands for and are alike.
+                # By other bits than those that travel.
                 cells[block >> 8 & CELLS - 1] ^= block
 
     def packed(self) -> bytes:

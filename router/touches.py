@@ -10,31 +10,73 @@ import heapq
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+# A block's hash, which is an int. The compiler must not know: it would take the number out of its object and make
+# another object of it for each look into a dict, and the map would keep both.
+Block = Any
+# The blocks of a touch: the only one itself, or a tuple of none or of several.
+Run = Any
+
+
+# What is told apart by a hair must not outlive it: uses last so much less, which is more than all hairs there ever are.
+HAIR_SECONDS = 1e-6
+
+
+class Kind:
+    """What touches of one owner have in common, so that none has to say it: whose they are, and how they count.
+
+    `lasts` is for how long they are believed in, in seconds. Owners have one of each kind.
+    """
+
+    __slots__ = ("bit", "fork", "lasts", "owner", "tentative", "worker")
+
+    def __init__(self, owner: Owner, *, tentative: bool, fork: bool) -> None:
+        self.owner = owner
+        self.bit = owner.bit
+        self.worker = owner.worker
+        self.tentative = tentative
+        self.fork = fork
+        self.lasts = math.inf
 
 
 class Touch:
-    """Blocks of one owner that share their last use, deepest first; `expires` in the caller's clock.
+    """Blocks of one owner that share their last use, deepest first.
 
-    `above` is the block just above the shallowest one held here: another touch has that and the rest of the prompt.
-    `used` is when it was, moved on by a hair where that is needed to tell it from an earlier one. On the deepest block
-    of a `fork` several prompts hang, so it stays apart from what lies below it.
+    There may be one for every block, so it is as small as it can be. `above` is the block just above the shallowest one
+    held here: another touch has that and the rest of the prompt. `used` is when it was, in the caller's clock, moved on
+    by a hair where that is needed to tell it from an earlier one. On the deepest block of a fork several prompts hang,
+    so it stays apart from what lies below it.
     """
 
-    __slots__ = ("above", "blocks", "earlier", "expires", "fork", "later", "owner", "tentative", "used")
+    __slots__ = ("above", "earlier", "kind", "later", "run", "used")
 
-    def __init__(
-        self, owner: Owner, blocks: tuple[int, ...], above: int | None, expires: float, *, tentative: bool = False
-    ) -> None:
-        self.owner = owner
-        self.blocks = blocks
+    def __init__(self, kind: Kind, run: Run, above: int | None, used: float = 0.0) -> None:
+        self.kind = kind
+        self.run = run
         self.above = above
-        self.expires = expires
-        self.tentative = tentative
-        self.fork = False
-        self.used = 0.0
+        self.used = used
         self.earlier: Touch | None = None
         self.later: Touch | None = None
+
+    @property
+    def owner(self) -> Owner:
+        """Whose blocks they are."""
+        return self.kind.owner
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """All of them."""
+        return blocks_of(self.run)
+
+    @property
+    def tentative(self) -> bool:
+        """Whether this is a claim, which proves nothing."""
+        return self.kind.tentative
+
+    def lives(self, now: float) -> bool:
+        """Whether it is believed in; it no longer is once it was not used for as long as its kind lasts."""
+        return self.used + self.kind.lasts > now
 
 
 class LastUse(NamedTuple):
@@ -48,10 +90,26 @@ class LastUse(NamedTuple):
 class Owner:
     """One epoch of one worker's cache: how much it holds, and its touches from the oldest to the newest.
 
-    `bytes` are those that its blocks stand for, `capacity` how many its cache has room for.
+    `bytes` are those that its blocks stand for, `capacity` how many its cache has room for. A touch is of one of four
+    kinds: a use or a claim, and each of these a `fork` or not.
     """
 
-    __slots__ = ("bit", "bytes", "capacity", "epoch", "front", "newest", "oldest", "pairs", "restored", "worker")
+    __slots__ = (
+        "bit",
+        "bytes",
+        "capacity",
+        "claim",
+        "claim_fork",
+        "epoch",
+        "front",
+        "newest",
+        "oldest",
+        "pairs",
+        "restored",
+        "use",
+        "use_fork",
+        "worker",
+    )
 
     def __init__(self, worker: str, epoch: float, bit: int, capacity: float = math.inf) -> None:
         self.worker = worker
@@ -65,6 +123,15 @@ class Owner:
         # The entry that counts in the queue of all owners, and the touch after which the next restored one may belong.
         self.front = math.inf
         self.restored: Touch | None = None
+        self.use = Kind(self, tentative=False, fork=False)
+        self.use_fork = Kind(self, tentative=False, fork=True)
+        self.claim = Kind(self, tentative=True, fork=False)
+        self.claim_fork = Kind(self, tentative=True, fork=True)
+
+    def last(self, uses: float, claims: float) -> None:
+        """For how many seconds its uses and its claims are believed in, those that there are already too."""
+        self.use.lasts = self.use_fork.lasts = uses - HAIR_SECONDS
+        self.claim.lasts = self.claim_fork.lasts = claims - HAIR_SECONDS
 
     def __lt__(self, other: Owner) -> bool:
         return self.bit < other.bit
@@ -126,8 +193,9 @@ class Fronts:
 
     def add(self, touch: Touch) -> None:
         """A touch has joined its owner's list, and is older than the owner's `front`."""
-        touch.owner.front = touch.used
-        heapq.heappush(self.queue, (touch.used, touch.owner))
+        owner = touch.kind.owner
+        owner.front = touch.used
+        heapq.heappush(self.queue, (touch.used, owner))
 
     def oldest(self, live: int) -> Touch | None:
         """The oldest touch of the owners whose bits are in `live`."""
@@ -180,22 +248,33 @@ class Export:
         if not self._lives(self._owner):
             return []
         touch = self._next
-        if touch is not None and (not touch.blocks or touch.used != self._next_used):
+        if touch is not None and (touch.run == () or touch.used != self._next_used):
             # Its blocks were used again meanwhile, or dropped: go on with the first one that was not seen.
             touch = self._owner.oldest
             while touch is not None and touch.used < self._last:
                 touch = touch.later
         uses: list[Use] = []
         while touch is not None and blocks > 0:
-            if touch.expires > now and not touch.tentative:
-                uses.append(Use(now - touch.used, touch.blocks, touch.above))
-                blocks -= len(touch.blocks)
+            if not touch.tentative and touch.lives(now):
+                run = touch.blocks
+                uses.append(Use(now - touch.used, run, touch.above))
+                blocks -= len(run)
             self._last = touch.used
             touch = touch.later
         self._next = touch
         if touch is not None:
             self._next_used = touch.used
         return uses
+
+
+def blocks_of(run: Run) -> tuple[Block, ...]:
+    """The blocks of a run."""
+    return run if isinstance(run, tuple) else (run,)
+
+
+def run_of(blocks: tuple[Block, ...]) -> Run:
+    """The blocks as a touch keeps them."""
+    return blocks if len(blocks) != 1 else blocks[0]
 
 
 def distinct(blocks: Sequence[int]) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from itertools import islice
 
 from xxhash import xxh3_64_intdigest
 
+from router.hashing import HASH_BITS
 from router.work import DECODING_TOKENS
 from router.workers.health import State
 from router.workers.registry import Worker
@@ -127,7 +128,8 @@ class Roster:
             return bucket
         found: dict[Worker, None] = {}
         ring, size = self._ring, len(self._ring)
-        start = bisect_left(self._points, key)
+        # Points have 64 bits; of a key those count that differ from block to block.
+        start = bisect_left(self._points, key << 64 - HASH_BITS & (1 << 64) - 1)
         for position in range(start, start + min(STEPS, size)):
             worker = ring[position % size]
             if worker in bucket:

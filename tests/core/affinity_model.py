@@ -175,6 +175,7 @@ def check_owner(owner: Owner, held: dict[tuple[int, int], Touch]) -> None:
         assert touch.earlier is earlier
         assert earlier is None or earlier.used <= touch.used
         assert touch.blocks
+        assert isinstance(touch.run, tuple) is (len(touch.blocks) > 1)
         for block in touch.blocks:
             assert held.pop((owner.bit, block)) is touch
             size += weight_of(block)

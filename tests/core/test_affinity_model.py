@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, MultipleResults, RuleBasedStateMachine, invariant, multiple, rule
 
 from router.affinity import AffinityMap, Delta, Touch
+from router.hashing import HASH_BITS, WIDTH_MASK
 from tests.core.affinity_model import Model, Use, check_books
 
 WORKERS = [f"w{number}" for number in range(3)]
@@ -21,7 +22,9 @@ rarely = st.integers(0, 9).map(lambda number: number == 9)
 
 
 def node(path: tuple[int, ...]) -> int:
-    return int("1" + "".join(map(str, path)), 3)
+    """A block of any weight."""
+    number = int("1" + "".join(map(str, path)), 3)
+    return number | (number & WIDTH_MASK) << HASH_BITS
 
 
 def hashes_of(path: tuple[int, ...]) -> list[int]:
@@ -167,7 +170,9 @@ class Histories(RuleBasedStateMachine):
         for (worker, block), use in self.model.pairs.items():
             touch = self.index._holdings.touch_of(self.index._owners[worker], block)
             assert touch is not None
-            assert (touch.expires, touch.tentative) == (use.expires, use.tentative)
+            assert touch.tentative is use.tentative
+            assert not touch.lives(use.expires)
+            assert touch.lives(use.expires - 1e-3)
             age = self.index.age(worker, block, self.now)
             assert (age is None) is (use.expires <= self.now)
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.affinity import AffinityMap, Delta, Touch, Use
-from router.hashing import WIDTH_MASK, block_hashes, boundaries, end_of, weight_of
+from router.hashing import HASH_BITS, block_hashes, boundaries, end_of, weight_of
 from tests.core.affinity_model import check_books
 
 TTL = 90 * 60.0
@@ -27,7 +27,7 @@ def fresh(capacity: int | None = None, max_blocks: int = 100_000) -> AffinityMap
 
 def prompt(number: int, blocks: int, width: int = 0) -> list[int]:
     """Blocks that are nobody else's, each of which stands for 512 bytes shifted by the width."""
-    return [(number * 1_000 + block + 1) * ODD % (1 << 64) & ~WIDTH_MASK | width for block in range(blocks)]
+    return [(number * 1_000 + block + 1) * ODD % (1 << HASH_BITS) | width << HASH_BITS for block in range(blocks)]
 
 
 def touches(index: AffinityMap, worker: str) -> list[Touch]:

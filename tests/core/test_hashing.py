@@ -14,6 +14,7 @@ from router.hashing import (
     BLOCK_BYTES,
     DENSE_BLOCKS,
     DENSE_BYTES,
+    HASH_BITS,
     HORIZON_BYTES,
     block_hashes,
     boundaries,
@@ -61,9 +62,16 @@ def test_the_chain_is_what_it_is_said_to_be() -> None:
     expected = []
     for at in range(0, len(prefix), BLOCK_BYTES):
         chain = xxh3_64_intdigest(prefix[at : at + BLOCK_BYTES], seed=chain)
-        expected.append(chain & ~15)
+        expected.append(chain & (1 << HASH_BITS) - 1)
     assert block_hashes(prefix, START) == expected
-    assert all(0 <= block < 1 << 64 for block in expected)
+    assert all(0 <= block < 1 << HASH_BITS for block in expected)
+
+
+def test_dictionaries_go_by_lower_bits_and_find_all_of_them() -> None:
+    """Bits that are alike would send all blocks to the same few places, also where a block stands for more."""
+    hashes = block_hashes(bytes(HORIZON_BYTES), START)
+    for part in (hashes[:DENSE_BLOCKS], hashes[DENSE_BLOCKS:]):
+        assert len({hash(block) & 15 for block in part}) > 8
 
 
 @given(texts, texts)

@@ -193,6 +193,18 @@ def ready(workers: int, host: str = "10.0.0") -> tuple[Registry, tuple[Worker, .
     return registry, tuple(registry)
 
 
+@pytest.mark.parametrize("size", [300, 30_000])
+def test_prompts_are_spread_over_all_that_are_equal(size: int) -> None:
+    """Whether they are long enough for a block or not: each leads to some workers on the ring, together to all."""
+    fleet = Fleet(200, "work")
+    known = Rosters(by_work).of("m", fleet.workers)
+    assert known is not None
+    keys = [fleet.inquire(b"%d " % number * (size // 4)).key for number in range(2_000)]
+    led_to = Counter(worker for key in keys for worker in known.lowest(key, lambda worker: True))
+    assert len(led_to) == 200
+    assert max(led_to.values()) < 8 * 2_000 * EQUALS / 200
+
+
 @pytest.mark.parametrize("rank", [by_load, by_work])
 def test_a_roster_knows_its_pool_from_the_beginning_and_nobody_else(rank: Rank) -> None:
     registry, pool = ready(40)

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from itertools import groupby
+
 import pytest
 
 from router.affinity import AffinityMap, Delta
+from router.holdings import Holder
+from router.shadows import PACK_SECONDS
+from tests.core.affinity_model import check_books
 
 TTL = 100.0
 
@@ -37,6 +44,29 @@ def test_uses_alone_clear_away_a_life_that_is_over() -> None:
     for number in range(1_000, 1_010):
         index.record("w0", 2.0, prompt(number), 1.0)
     assert set(index._holdings.held) == {block for number in range(1_000, 1_010) for block in prompt(number)}
+
+
+def tables(prompts_a_second: int) -> Iterator[dict[int, Holder]]:
+    """The table of all blocks after each tick of a map that is full and goes on."""
+    index = fresh(max_blocks=200)
+    for second in range(600):
+        for number in range(prompts_a_second):
+            index.record("w0", 1.0, prompt(second * prompts_a_second + number), float(second))
+        index.tick(float(second))
+        if second >= 150:
+            yield index._holdings.held
+    assert len(index) == 200
+    check_books(index)
+
+
+def test_the_table_of_blocks_keeps_no_room_for_what_is_gone() -> None:
+    """A dictionary has a place for each key that ever was, and doubles once they have become too many."""
+    assert all(sys.getsizeof(table) == sys.getsizeof(dict(table)) for table in tables(1))
+
+
+def test_the_table_of_blocks_is_not_made_anew_all_the_time() -> None:
+    kept = [len(list(group)) for _, group in groupby(tables(100), key=id)]
+    assert min(kept[1:-1]) == PACK_SECONDS
 
 
 def take(index: AffinityMap, slices: int, change: str) -> list[list[int]]:

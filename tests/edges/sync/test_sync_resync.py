@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from router import sync_resync, sync_sketches
-from router.hashing import WIDTH_MASK
+from router.hashing import HASH_BITS
 from router.sync_codec import Chunk, News, Sum, Want, encode
 from router.sync_codec import Digest as DigestMessage
 from router.sync_redis import Listener
@@ -42,7 +42,7 @@ def fill(replica: Replica, blocks: int, *, seed: int = 1, age: float = 0.0, tell
     rng = random.Random(seed)
     for number in range(blocks // 20):
         worker = replica.workers[number % len(replica.workers)]
-        hashes = [rng.getrandbits(64) & ~WIDTH_MASK for _ in range(20)]
+        hashes = [rng.getrandbits(HASH_BITS) for _ in range(20)]
         delta = replica.index.record(worker.id, worker.epoch, hashes, time.monotonic() - age)
         if tell:
             assert delta is not None
