@@ -53,6 +53,10 @@ class Wire:
     def get_extra_info(self, name: str, default: object = None) -> object:
         return self._socket if name == "socket" else ("127.0.0.1", 1) if name in ("peername", "sockname") else default
 
+    def writelines(self, pieces: list[bytes]) -> None:
+        for piece in pieces:
+            self.write(piece)
+
     def is_closing(self) -> bool:
         return False
 

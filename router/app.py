@@ -23,6 +23,7 @@ from router.dataplane.dispatch import Dispatcher
 from router.dataplane.entry import Entry
 from router.dataplane.gate import Bounds
 from router.dataplane.notes import noting_in
+from router.dataplane.outgoing import Outgoing
 from router.dataplane.pools import Pools
 from router.dataplane.relay import Relay
 from router.dataplane.spans import open_tracing
@@ -105,7 +106,14 @@ class Router:
         self.admission = Admission(self.registry, settings.limits.queue_per_worker, settings.timeouts.queue)
         keys_end_here = bool(settings.auth.client_keys)
         limits = _upstream_limits(settings)
-        self.pools = Pools(self.registry, limits, _worker_key(settings), keys_end_here=keys_end_here)
+        self.outgoing = Outgoing()
+        self.pools = Pools(
+            self.registry,
+            limits,
+            _worker_key(settings),
+            keys_end_here=keys_end_here,
+            outgoing=self.outgoing,
+        )
         self.verdicts = self._make_verdicts()
         reveal = settings.decision_headers
         self.relay = Relay(self.registry, self.verdicts, self.metrics, self._clock, reveal=reveal)
@@ -168,7 +176,16 @@ class Router:
         self.control = create_control(context)
         self.siblings = Siblings(member, self.control) if member else None
         control = self.siblings or self.control
-        self.app = Entry(settings, self.dispatcher, self.stored, control, self.metrics, self.decision_log, self.tenancy)
+        self.app = Entry(
+            settings,
+            self.dispatcher,
+            self.stored,
+            control,
+            self.metrics,
+            self.decision_log,
+            self.tenancy,
+            self.outgoing,
+        )
         self.connections = Connections(_bounds(settings), self.app)
 
     def reconfigure(self, settings: Settings) -> None:

@@ -54,6 +54,7 @@ class Client:
         "_connection",
         "_head",
         "_held",
+        "_outgoing",
         "_pieces",
         "_size",
         "chunked",
@@ -113,6 +114,7 @@ class Client:
         # The answer that is poured into this client.
         self.upstream: UpstreamResponse | None = None
         self._connection = connection
+        self._outgoing = connection.connections.gate.outgoing
         self._budget = budget
         self._pieces: list[bytes] = []
         self._size = 0
@@ -236,7 +238,10 @@ class Client:
         if self._head is not None:
             data, self._head = self._head + data, None
         if data:
-            self._connection.transport.write(data)
+            if more or not self.keep_alive:
+                self._outgoing.now(self._connection.transport, data)
+            else:
+                self._outgoing.send(self._connection.transport, data)
         if not more:
             self._finish()
 

@@ -16,6 +16,7 @@ from router import errors
 from router.dataplane.client import BodyBudget, Client
 from router.dataplane.decision_log import DecisionLog
 from router.dataplane.dispatch import Dispatcher
+from router.dataplane.outgoing import Outgoing
 from router.dataplane.server import RouterProtocol
 from router.dataplane.stored import ENDPOINT, StoredResponses
 from router.dataplane.tenancy import Tenancy
@@ -43,7 +44,9 @@ class Entry:
         metrics: Metrics,
         log: DecisionLog,
         tenancy: Tenancy,
+        outgoing: Outgoing,
     ) -> None:
+        self.outgoing = outgoing
         self.control = control
         self.budget = BodyBudget(settings.limits.total_body_bytes)
         self.active = 0
@@ -103,6 +106,7 @@ class Entry:
             self._refuse(client, error)
             return
         self.active += 1
+        self.outgoing.expect()
         client.task = client.spawn(self._serve(client))
 
     def left(self, client: Client) -> None:
@@ -142,6 +146,7 @@ class Entry:
         self._tenancy.look(client.tenant)
 
     async def _serve(self, client: Client) -> None:
+        self.outgoing.arrived()
         client.stage = "queue"
         try:
             if client.gone:

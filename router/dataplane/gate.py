@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from router.dataplane.outgoing import Outgoing
 from router.errors import RouterError
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ class Bounds:
 
 class Gate(Protocol):
     """Who decides about requests: the data plane's entry."""
+
+    outgoing: Outgoing
 
     def admit(self, connection: RouterProtocol, method: bytes, path: bytes, query: bytes) -> Client | None:
         """A client for an inference request, perhaps refused already; None for the control plane's requests."""

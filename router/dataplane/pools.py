@@ -6,6 +6,7 @@ import dataclasses
 import ssl
 from dataclasses import dataclass
 
+from router.dataplane.outgoing import Outgoing
 from router.dataplane.upstream import UpstreamPool
 from router.dataplane.upstream_types import Origin, UpstreamLimits
 from router.workers.registry import Registry, Worker
@@ -29,11 +30,18 @@ class Pools:
     """
 
     def __init__(
-        self, registry: Registry, limits: UpstreamLimits, worker_key: str | None, *, keys_end_here: bool = False
+        self,
+        registry: Registry,
+        limits: UpstreamLimits,
+        worker_key: str | None,
+        *,
+        keys_end_here: bool = False,
+        outgoing: Outgoing | None = None,
     ) -> None:
         self._limits = limits
         self._worker_key = worker_key
         self._keys_end_here = keys_end_here
+        self._outgoing = outgoing or Outgoing()
         # By worker and not by name: one that is removed may still answer when its successor of the same name is here.
         self._targets: dict[Worker, Target] = {}
         self._tls: ssl.SSLContext | None = None
@@ -80,7 +88,7 @@ class Pools:
         origin = Origin.parse(worker.url)
         if origin.tls and self._tls is None:
             self._tls = ssl.create_default_context()
-        pool = UpstreamPool(origin, self._limits, ssl_context=self._tls)
+        pool = UpstreamPool(origin, self._limits, ssl_context=self._tls, outgoing=self._outgoing)
         return Target(pool, origin.authority, origin.base_path, self._authorization(worker))
 
     def _authorization(self, worker: Worker) -> bytes | None:

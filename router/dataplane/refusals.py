@@ -43,7 +43,7 @@ def refuse(connection: RouterProtocol) -> None:
     if isinstance(request, Client) and not request.response_complete:
         request.refuse(error)
         request.response_complete = True
-    transport.write(plain_error(error, f"rejected-{next(_ids)}"))
+    connection.connections.gate.outgoing.now(transport, plain_error(error, f"rejected-{next(_ids)}"))
     if under_way:
         transport.close()
     else:

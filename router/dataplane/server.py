@@ -317,7 +317,7 @@ class RouterProtocol:
         if not request.expects or request.whole:
             return
         if request.refusal is None:
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self.connections.gate.outgoing.now(self.transport, b"HTTP/1.1 100 Continue\r\n\r\n")
         else:
             # The client waits for leave to send its body, and will not get it.
             self.connections.gate.begin(request)

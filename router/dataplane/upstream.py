@@ -14,6 +14,7 @@ from typing import Final
 
 from router import errors
 from router.dataplane import sockets
+from router.dataplane.outgoing import Outgoing
 from router.dataplane.upstream_connection import UpstreamConnection, UpstreamResponse
 from router.dataplane.upstream_types import Origin, PoolStatistics, UpstreamLimits, UpstreamLost
 
@@ -37,8 +38,10 @@ class UpstreamPool:
         *,
         loop: asyncio.AbstractEventLoop | None = None,
         ssl_context: ssl.SSLContext | None = None,
+        outgoing: Outgoing | None = None,
     ) -> None:
         self._origin = origin
+        self._outgoing = outgoing or Outgoing()
         self._limits = limits
         self._loop = loop
         self._ssl = (ssl_context or ssl.create_default_context()) if origin.tls else None
@@ -148,7 +151,7 @@ class UpstreamPool:
         if len(self._open) + len(self._connecting) >= self._limits.max_connections:
             raise errors.Unavailable("Every connection that one worker may have is in use.")
         loop = self._loop or asyncio.get_running_loop()
-        connection = UpstreamConnection(loop, self, self._limits)
+        connection = UpstreamConnection(loop, self, self._limits, self._outgoing)
         timeout = asyncio.timeout(self._limits.connect_seconds)
         self._connecting.add(timeout)
         try:

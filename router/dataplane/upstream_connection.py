@@ -12,6 +12,7 @@ from math import inf
 from typing import Final, Protocol, cast
 
 from router import errors
+from router.dataplane.outgoing import Outgoing
 from router.dataplane.upstream_parser import ResponseParser
 from router.dataplane.upstream_types import UpstreamLimits, UpstreamLost
 
@@ -53,6 +54,7 @@ class UpstreamResponse:
         "_ended",
         "_error",
         "_loop",
+        "_outgoing",
         "_pieces",
         "_waiter",
         "content_length",
@@ -68,9 +70,15 @@ class UpstreamResponse:
     content_length: int | None  # as declared; None when chunked or until close
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, connection: UpstreamConnection, pieces: list[bytes], sent: float
+        self,
+        loop: asyncio.AbstractEventLoop,
+        connection: UpstreamConnection,
+        pieces: list[bytes],
+        sent: float,
+        outgoing: Outgoing,
     ) -> None:
         self._loop = loop
+        self._outgoing = outgoing
         self.sent = sent  # loop time at which the request was written
         self._connection: UpstreamConnection | None = connection
         self._pieces = pieces
@@ -132,6 +140,8 @@ class UpstreamResponse:
             self.close()
             raise
         finally:
+            if waiter.done() and not waiter.cancelled():
+                self._outgoing.arrived()
             self._waiter = None
 
     def pour(self, sink: Sink) -> None:
@@ -182,6 +192,7 @@ class UpstreamResponse:
     def wake(self) -> None:
         waiter = self._waiter
         if waiter is not None and not waiter.done():
+            self._outgoing.expect()
             waiter.set_result(None)
 
     def _taken(self) -> bytes:
@@ -198,6 +209,7 @@ class UpstreamConnection(asyncio.Protocol):
         "_fault",
         "_limits",
         "_loop",
+        "_outgoing",
         "_owner",
         "_parser",
         "_paused",
@@ -214,8 +226,15 @@ class UpstreamConnection(asyncio.Protocol):
     deadline: float  # loop time at which the pool calls `expire`
     reused: bool  # an earlier request went over this connection
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, owner: ConnectionOwner, limits: UpstreamLimits) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        owner: ConnectionOwner,
+        limits: UpstreamLimits,
+        outgoing: Outgoing | None = None,
+    ) -> None:
         self._loop = loop
+        self._outgoing = outgoing or Outgoing()
         self._owner = owner
         self._limits = limits
         self._parser = ResponseParser(limits)
@@ -241,13 +260,12 @@ class UpstreamConnection(asyncio.Protocol):
         parser = self._parser
         parser.start(bodyless=bodyless)
         now = self._loop.time()
-        response = self._response = UpstreamResponse(self._loop, self, parser.pieces, now)
+        response = self._response = UpstreamResponse(self._loop, self, parser.pieces, now, self._outgoing)
         self.deadline = now + self._limits.first_byte_seconds
         if len(body) <= JOIN_BYTES:
-            transport.write(head + body)
+            self._outgoing.send(transport, head + body)
         else:
-            transport.write(head)
-            transport.write(body)
+            self._outgoing.send(transport, head, body)
         return response
 
     def rest(self) -> None:
@@ -379,12 +397,15 @@ class UpstreamConnection(asyncio.Protocol):
         if not response.status:
             response.show_head(parser)
         self._response = None
-        # An answer that came before its request was sent leaves the rest of the request on the connection.
-        if parser.keep_alive and not parser.surplus and transport is not None and not transport.get_write_buffer_size():
+        if parser.keep_alive and not parser.surplus and transport is not None and self._has_sent(transport):
             self._owner.give_back(self)
         else:
             self.abort()
         response.finish(None)
+
+    def _has_sent(self, transport: asyncio.Transport) -> bool:
+        """An answer that came before its request was sent leaves the rest of the request on the connection."""
+        return not transport.get_write_buffer_size() and not self._outgoing.holds(transport)
 
     def _pour(self, response: UpstreamResponse, sink: Sink) -> None:
         parser = self._parser

@@ -23,6 +23,7 @@ import pytest
 from loadtest.fleet import RouterProcess
 from router.affinity import AffinityMap
 from router.dataplane.client import BodyBudget, Client
+from router.dataplane.outgoing import Outgoing
 from router.dataplane.upstream import Origin, UpstreamLimits, UpstreamPool, UpstreamResponse
 from router.workers.registry import Lease, Registry
 from tests import invariants
@@ -54,7 +55,10 @@ def fleet() -> Registry:
 
 def client(budget: BodyBudget) -> Client:
     """A request whose connection is not there."""
-    connection = cast(Any, SimpleNamespace(headers=[], fields={}, old=False, keep_alive=True))
+    gate = SimpleNamespace(outgoing=Outgoing())
+    connection = cast(
+        Any, SimpleNamespace(headers=[], fields={}, old=False, keep_alive=True, connections=SimpleNamespace(gate=gate))
+    )
     return Client(connection, b"POST", "/v1/x", b"", budget, b"spare")
 
 
@@ -102,7 +106,7 @@ def test_2_descriptors_that_are_left_open(made: Parts) -> None:
 
 async def test_2_a_connection_to_a_worker_that_is_not_given_back(made: Parts) -> None:
     pool = UpstreamPool(Origin("127.0.0.1", 1), UpstreamLimits())
-    UpstreamResponse(asyncio.get_running_loop(), cast(Any, SimpleNamespace(pool=pool)), [], 0.0)
+    UpstreamResponse(asyncio.get_running_loop(), cast(Any, SimpleNamespace(pool=pool)), [], 0.0, Outgoing())
     with breaks(2):
         made.check()
 

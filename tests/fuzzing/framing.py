@@ -12,6 +12,7 @@ from uvicorn.server import ServerState
 from router.dataplane.client import BodyBudget, Client
 from router.dataplane.connections import Connections
 from router.dataplane.gate import Bounds
+from router.dataplane.outgoing import Outgoing
 from router.dataplane.server import RouterProtocol
 from router.errors import MethodNotAllowed, RouterError
 
@@ -58,6 +59,7 @@ class Taker:
 
     def __init__(self) -> None:
         self.budget = BodyBudget(1 << 24)
+        self.outgoing = Outgoing()
         self.seen: list[Seen] = []
 
     def admit(self, connection: RouterProtocol, method: bytes, path: bytes, query: bytes) -> Client | None:

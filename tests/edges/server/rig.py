@@ -16,6 +16,7 @@ import uvicorn
 from router.dataplane.client import BodyBudget, Client
 from router.dataplane.connections import Connections
 from router.dataplane.gate import Bounds
+from router.dataplane.outgoing import Outgoing
 from router.dataplane.server import RouterProtocol
 from router.errors import MethodNotAllowed, PayloadTooLarge, RouterError
 
@@ -33,6 +34,7 @@ class EchoGate:
     """Stands in for the data plane: answers with what it was sent, or as the path says."""
 
     budget: BodyBudget = field(default_factory=lambda: BodyBudget(1 << 30))
+    outgoing: Outgoing = field(default_factory=Outgoing)
     seen: list[tuple[bytes, str, bytes]] = field(default_factory=list)
     rejections: list[RouterError] = field(default_factory=list)
     admitted: int = 0

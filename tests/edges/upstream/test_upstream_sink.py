@@ -81,6 +81,9 @@ class NoSocket:
 
     def write(self, data: bytes) -> None: ...
 
+    def is_closing(self) -> bool:
+        return False
+
     def abort(self) -> None: ...
 
 
