@@ -193,7 +193,9 @@ class RouterProtocol:
             self.headers.append((name, value))
             self.fields.setdefault(name, value)
         self._header_bytes += len(name) + len(value) + 4
-        self._check_size()
+        bounds = self.connections.bounds
+        if self._header_bytes > bounds.header_bytes or len(self.headers) > bounds.header_count:
+            self._check_size()
 
     def on_headers_complete(self) -> None:
         """The head is there: whose request it is, and what becomes of it."""
