@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from router.affinity import AffinityMap
+from router.allocator import give_back
 from router.hashing import hashes_at
 
 MAX_BLOCKS = 200_000
@@ -135,13 +136,13 @@ FILLINGS = (
 def fill(filling: Filling, index: AffinityMap, round_: int) -> None:
     """Requests for a little more than the map holds, conversations turn by turn; nothing of them is kept."""
     prompts = 1 + MAX_BLOCKS * 11 // (10 * filling.blocks * filling.turns * filling.workers_each)
-    now = 1e5 * round_
+    now = round_ * prompts * filling.turns / RATE
     for turn in range(1, filling.turns + 1):
         for number in range(prompts):
             hashes = [*prompt(0, filling.common), *prompt(1 + number + round_ * prompts, turn * filling.blocks)]
             now += 1 / RATE
-            if number % RATE == 0:
-                index.tick(now)
+            if number % RATE == 0 and index.tick(now):
+                give_back()
             for copy in range(filling.workers_each):
                 worker = str((number + copy) % 8)
                 index.claim(worker, hashes, now)

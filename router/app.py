@@ -13,6 +13,7 @@ from operator import attrgetter
 from typing import Protocol, TypeVar
 
 from router.affinity import AffinityMap
+from router.allocator import give_back
 from router.calibration import TokenRatios
 from router.collector import look_around
 from router.control.app import ControlContext, create_control
@@ -295,7 +296,8 @@ class Router:
             self.metrics.loop_lag.observe(max(0.0, now - due))
             if now - began >= TICK_SECONDS:
                 began = now
-                self.index.tick(now)
+                if self.index.tick(now):
+                    give_back()
                 self.connections.sweep(now)
                 self.named.settle()
                 look_around(self.app.active)

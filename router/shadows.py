@@ -150,14 +150,17 @@ class Shadows:
         """Blocks per worker."""
         return {worker: owner.pairs for worker, owner in self._owners.items()}
 
-    def tick(self, now: float) -> None:
-        """Bounded housekeeping, called about once a second: expire what is too old, bury the dead."""
+    def tick(self, now: float) -> bool:
+        """Bounded housekeeping, called about once a second: expire what is too old, bury the dead.
+
+        Whether it has made the table of all blocks anew, which leaves the memory of the old one to be given back.
+        """
         self._expire(now, 8 * CHORES)
         for owner in self._owners.values():
             if owner.bytes > owner.capacity:
                 self._shrink(owner, 8 * CHORES)
         self._clean_graves(8 * CHORES)
-        self._pack(now)
+        return self._pack(now)
 
     # -- inside ----------------------------------------------------------------------------------------------
 
@@ -225,12 +228,14 @@ class Shadows:
             self.evictions["capacity"] += dropped
             chores -= dropped
 
-    def _pack(self, now: float) -> None:
+    def _pack(self, now: float) -> bool:
         """Give back the room of blocks that are gone, once they are half as many as those that are left."""
         drops = sum(self.evictions.values())
-        if drops - self._packed_drops > self._pairs // 2 and now - self._packed >= PACK_SECONDS:
-            self._packed, self._packed_drops = now, drops
-            self._holdings.pack()
+        if drops - self._packed_drops <= self._pairs // 2 or now - self._packed < PACK_SECONDS:
+            return False
+        self._packed, self._packed_drops = now, drops
+        self._holdings.pack()
+        return True
 
     def _settle(self, worker: str, epoch: float) -> None:
         if self._free:

@@ -60,6 +60,7 @@ FLOORS = {
     "siblings": 2,
     "restarts": 0,
     "collector": 0,
+    "allocator": 0,
     "sync_metrics": 9,
     "control": 7,
     "fit": 6,
