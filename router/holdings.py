@@ -98,7 +98,10 @@ class Holdings:
 
         Left alone it would double at last and stay so. Takes some 10 ms for 200,000 blocks.
         """
-        self.held = dict(self.held)
+        packed: dict[Block, Holder] = {}
+        # A copy would be as large, and have the same places.
+        packed.update(self.held)
+        self.held = packed
 
     def touch_of(self, owner: Owner, block: Block) -> Touch | None:
         """The owner's touch that holds the block."""
