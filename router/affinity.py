@@ -119,7 +119,8 @@ class AffinityMap(Shadows):
         above = blocks[new] if new < len(blocks) else None
         lineage = self._holdings.lineage(owner, above)
         if reach(lineage, blocks, new) == len(blocks):
-            known = len(blocks) - new - unproven(lineage, now)
+            # Senseless news can put something above a prompt's first block.
+            known = max(0, len(blocks) - new - unproven(lineage, now))
             self._use(owner, blocks[:new], above, lineage, now)
         else:
             known = self._holdings.proven_depth(owner, hashes, now)

@@ -68,9 +68,8 @@ class ResponseParser:
         self._limits = limits
         self._engine: Any = HttpResponseParser(self)
         self._execute: Callable[[bytes], None] = self._engine.feed_data
-        # Whatever sets one of these three ends the connection too.
+        # Whatever sets one of these ends the connection too.
         self._refusal: errors.UpstreamProtocolError | None = None
-        self._until_close = False
         self.surplus = False
         self.start()
 
@@ -88,6 +87,7 @@ class ResponseParser:
         self.head_done = False
         self.done = False
         self.keep_alive = False
+        self._until_close = False  # an answer without any length, such as 204, may leave the connection open
         self._whole = False  # what was fed last ended with a chunk's end
 
     def plain_chunk(self, data: bytes) -> int:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.affinity import AffinityMap, Use
+from router.affinity import AffinityMap, Delta, Use
 
 EPOCH = 1.0
 TTL = 100.0
@@ -237,3 +237,13 @@ def test_taking_over_a_full_map_is_linear() -> None:
     assert time.process_time() - began < 10.0
     assert longest < 0.2
     assert len(two) == 200_000
+
+
+def test_senseless_news_above_a_prompt_does_not_harm_its_next_use() -> None:
+    index = empty()
+    index.record("a", EPOCH, [1, 2], 0.0)
+    # A block that is the first one of its prompts cannot hang on another.
+    assert index.apply(Delta("a", EPOCH, 1, (3,)), 1.0)
+    later = 2.0 + TTL
+    assert index.record("a", EPOCH, [3], later) == Delta("a", EPOCH, None, (3,))
+    assert index.match([3], later) == {"a": 1}

@@ -144,6 +144,20 @@ def test_answers_follow_each_other_on_one_parser() -> None:
         assert parser.received == len(data)
 
 
+@pytest.mark.parametrize("case", [case for case in ALL if case.expected.reusable], ids=lambda case: case.name)
+def test_the_end_of_a_connection_ends_no_answer_because_of_the_one_before(case: Case) -> None:
+    parser = ResponseParser(UpstreamLimits())
+    for begun in (b"", OK + b"Content-Length: 5\r\n\r\nhe", CHUNKED + b"5\r\nhello\r\n"):
+        parser.start()
+        parser.feed(case.data)
+        assert parser.done
+        parser.start()
+        if begun:
+            parser.feed(begun)
+        assert not parser.eof()
+        parser = ResponseParser(UpstreamLimits())
+
+
 def test_the_head_is_known_before_the_body() -> None:
     parser = ResponseParser(UpstreamLimits())
     parser.feed(OK + b"Content-Length: 5\r\nX-A: b\r\n\r\n")

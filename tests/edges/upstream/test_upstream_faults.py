@@ -195,6 +195,26 @@ async def test_an_old_connection_that_dies_without_a_byte_is_replaced(how: str) 
         assert len(it.connections) == 4
 
 
+@pytest.mark.parametrize("begun", [b"", CHUNKED + chunk(b"hel")])
+async def test_an_answer_without_a_length_does_not_make_the_next_one_end_with_its_connection(begun: bytes) -> None:
+    async def script(side: WorkerSide) -> None:
+        await side.request()
+        await side.send(b"HTTP/1.1 204 No Content\r\n\r\n")
+        await side.request()
+        if begun:
+            await side.send(begun)
+
+    async with worker(script) as it, pool_for(it.origin) as pool:
+        assert await read_all(await ask(pool)) == b""
+        response = await ask(pool)
+        if begun:
+            with pytest.raises(UpstreamLost):
+                await read_all(response)
+        else:
+            assert response.status == 204  # of another connection
+        assert len(it.connections) == (1 if begun else 2)
+
+
 async def test_a_request_that_must_not_be_replayed_reports_the_race() -> None:
     async def script(side: WorkerSide) -> None:
         await side.request()
