@@ -192,42 +192,46 @@ class Dispatcher:
                 self._give_up(job, job.failure or error)
                 return
             try:
-                outcome = await self._attempt(job, placement)
+                answer = await self._open(job, placement)
+                if isinstance(answer, UpstreamResponse):
+                    outcome = self._may_be_kept(job, placement.worker, answer)
+                    if outcome is None:
+                        passage = self._relay.begin(job, placement, answer)
+                        if not passage.done:
+                            await self._relay.rest(passage)
+                        return
+                    job.kept = await self._relay.keep(answer)
+                else:
+                    outcome = self._failed(job, placement.worker, answer)
+                    if outcome is None:
+                        return
             finally:
                 placement.release()
-            if outcome is None:
-                return
             _close(job.record, "retried", outcome.value)
             job.tried.append(placement.worker.id)
             job.cause = outcome
 
-    async def _attempt(self, job: Job, placement: Placement) -> Outcome | None:
-        """None when the request is done with, else why another worker is to be asked."""
-        worker = placement.worker
-        try:
-            response = await self._open(job, placement)
-        except errors.RouterError as error:
-            outcome = outcome_of_error(error)
-            self._note(worker, outcome)
-            if self._may_retry(job, outcome):
-                job.failure = error
-                return outcome
-            self._give_up(job, error)
-            return None
+    def _failed(self, job: Job, worker: Worker, error: errors.RouterError) -> Outcome | None:
+        """There is no answer: why another worker is to be asked, or None when the request is done with."""
+        outcome = outcome_of_error(error)
+        self._note(worker, outcome)
+        if self._may_retry(job, outcome):
+            job.failure = error
+            return outcome
+        self._give_up(job, error)
+        return None
+
+    def _may_be_kept(self, job: Job, worker: Worker, response: UpstreamResponse) -> Outcome | None:
+        """Why another worker is to be asked before this answer is passed on; None: it is to be passed on."""
         outcome = outcome_of_status(response.status)
         if outcome is Outcome.ANSWERED:
             for other in job.refused_by:
                 self._strike(other, Outcome.OVERLOADED)
-            await self._relay.run(job, placement, response)
             return None
         self._note(worker, outcome)
         if outcome is Outcome.OVERLOADED:
             job.refused_by.append(worker)
-        if self._may_retry(job, outcome):
-            job.kept = await self._relay.keep(response)
-            return outcome
-        await self._relay.run(job, placement, response)
-        return None
+        return outcome if self._may_retry(job, outcome) else None
 
     def _give_up(self, job: Job, error: errors.RouterError) -> None:
         """Pass on what a worker has said, if any has said something; else raise the error."""
@@ -271,8 +275,8 @@ class Dispatcher:
         self._describe(job, placement, self._clock())
         return placement
 
-    async def _open(self, job: Job, placement: Placement) -> UpstreamResponse:
-        """The worker's answer, once it begins; failures of the worker are raised as upstream errors."""
+    async def _open(self, job: Job, placement: Placement) -> UpstreamResponse | errors.RouterError:
+        """The worker's answer, once it begins, or why there is none."""
         job.client.stage = "waiting"
         worker = placement.worker
         target = self._pools.of(worker)
@@ -291,8 +295,10 @@ class Dispatcher:
             if job.failed_over and not job.client.gone:
                 job.failed_over = False
                 task.uncancel()
-                raise errors.UpstreamReset("The worker stopped answering its health checks.") from None
+                return errors.UpstreamReset("The worker stopped answering its health checks.")
             raise
+        except errors.RouterError as error:
+            return error
         finally:
             del waiting[job]
 

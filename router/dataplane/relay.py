@@ -101,8 +101,8 @@ class Relay:
         job.client.write(kept.body, more=False)
         self._count(job, kept.status, "ok" if kept.status < 500 else "upstream_error")
 
-    async def run(self, job: Job, placement: Placement, response: UpstreamResponse) -> None:
-        """Pass a whole answer on; a failure after the first byte ends it visibly broken."""
+    def begin(self, job: Job, placement: Placement, response: UpstreamResponse) -> Passage:
+        """Begin to pass an answer on; unless all of it is passed on then, `rest` must follow."""
         client = job.client
         client.stage = "stream"
         job.body = b""
@@ -110,8 +110,18 @@ class Relay:
         passage = Passage(self, job, placement, response, self._clock)
         try:
             passage.begin()
-            if not passage.done:
-                await passage.wait()
+        except BaseException:
+            self._end(passage)
+            raise
+        if passage.done:
+            self._end(passage)
+        return passage
+
+    async def rest(self, passage: Passage) -> None:
+        """Until the answer is passed on; a failure after the first byte ends it visibly broken."""
+        client = passage.job.client
+        try:
+            await passage.wait()
         except asyncio.CancelledError:
             if passage.over:
                 return
@@ -123,8 +133,11 @@ class Relay:
             else:
                 raise
         finally:
-            client.upstream = None
-            response.close()
+            self._end(passage)
+
+    def _end(self, passage: Passage) -> None:
+        passage.job.client.upstream = None
+        passage.response.close()
 
     def start(self, passage: Passage) -> None:
         """The head of the answer."""
