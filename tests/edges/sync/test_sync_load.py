@@ -297,4 +297,4 @@ async def test_distinct_prompts_spread_evenly(policy: PolicySettings, workers: i
         spread = await burst(choosers, [f"{number:02} is another beginning " * 2_000 for number in range(16)], pause)
         assert len(spread) == workers
         # Prompts of two replicas may meet on a worker before each has heard of the other's.
-        assert max(spread.values()) - min(spread.values()) <= (3 if pause else 0), spread
+        assert max(spread.values()) - min(spread.values()) <= (4 if pause else 0), spread
