@@ -8,12 +8,14 @@ import asyncio
 class Flow:
     """The data plane and uvicorn's cycle of a control request share it, so its names are uvicorn's."""
 
-    __slots__ = ("_transport", "_writable", "read_paused", "write_paused")
+    __slots__ = ("_transport", "_writable", "crowded", "read_paused", "write_paused")
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self.read_paused = False
         self.write_paused = False
+        # Requests wait in line: whoever is served may not ask for more, or the line would grow with each of them.
+        self.crowded = False
         # There only while somebody waits.
         self._writable: asyncio.Event | None = None
 
@@ -32,8 +34,8 @@ class Flow:
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Take bytes again."""
-        if self.read_paused:
+        """Take bytes again, unless requests wait in line."""
+        if self.read_paused and not self.crowded:
             self.read_paused = False
             self._transport.resume_reading()
 

@@ -222,6 +222,7 @@ class RouterProtocol:
         if before is None or before.response_complete:
             self._give_turn(request)
         else:
+            self.flow.crowded = True
             self.flow.pause_reading()
             self.in_line.append(request)
 
@@ -277,9 +278,11 @@ class RouterProtocol:
             self.waiting_since = time.monotonic()
         if self.transport.is_closing():
             return
-        self.flow.resume_reading()
-        if self.in_line:
-            request = self.in_line.popleft()
+        request = self.in_line.popleft() if self.in_line else None
+        if not self.in_line:
+            self.flow.crowded = False
+            self.flow.resume_reading()
+        if request is not None:
             self._give_turn(request)
             if isinstance(request, Client) and request.whole and not request.response_complete:
                 # Not from within the answer before it: many in line that are refused at once would nest without end.

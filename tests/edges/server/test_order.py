@@ -8,6 +8,8 @@ import time
 
 import pytest
 
+from router.dataplane.client import Client
+from router.dataplane.server import RouterProtocol
 from tests.edges.server.rig import BOUNDS, CHUNKED, HOST, Rig, error_of, post, until
 
 
@@ -54,6 +56,24 @@ async def test_requests_behind_one_that_is_served_are_not_read_without_end(rig: 
         for connection in tuple(rig.connections.open):
             connection.transport.abort()  # it was not reading, and has not seen the client leave
         await until(lambda: rig.gate.cancelled == 1)
+
+
+@pytest.mark.parametrize("path", [b"/v1/x", b"/elsewhere"])
+async def test_the_line_does_not_grow_with_the_answers(rig: Rig, path: bytes) -> None:
+    one = post(path, b"x" * 1_000)
+    honest, longest = rig.gate.admit, 0
+
+    def admit(connection: RouterProtocol, method: bytes, path: bytes, query: bytes) -> Client | None:
+        nonlocal longest
+        longest = max(longest, len(connection.in_line))
+        return honest(connection, method, path, query)
+
+    rig.gate.admit = admit  # type: ignore[method-assign]
+    async with rig.connected() as raw:
+        sending = asyncio.create_task(raw.send(one * 4_000))
+        assert {(await raw.answer())[0] for _ in range(4_000)} == {200}
+        await sending
+    assert longest <= 256 * 1024 // len(one) + 1  # what one read brings
 
 
 async def test_inference_and_control_share_a_connection(rig: Rig) -> None:
