@@ -263,8 +263,11 @@ class Client:
         """End a begun answer so that nobody takes it for complete: no last chunk, no full length.
 
         Where the end of the connection is the end of the answer, and the client was not `told` of the failure in an
-        event, only a reset shows that something is missing.
+        event, only a reset shows that something is missing. An answer that has ended already is left alone: what failed
+        after that is none of its client's business, and its last bytes may not have left yet.
         """
+        if self.response_complete:
+            return
         self.response_complete = True
         transport = self._connection.transport
         if self.version_10 and not told:

@@ -123,6 +123,8 @@ class EchoGate:
             return
         client.start(200, [], len(body))
         client.write(body, more=False)
+        if client.path == "/v1/afterwards":
+            client.break_off()
 
     def left(self, client: Client) -> None:
         self.departures += 1

@@ -49,6 +49,15 @@ async def test_a_broken_stream_for_http_1_0_is_reset_unless_it_says_so_itself(ri
     assert told.endswith(b"data: two\n\n")
 
 
+async def test_a_failure_after_the_last_byte_takes_nothing_back(rig: Rig) -> None:
+    rig.gate.outgoing.expect()
+    rig.gate.outgoing.expect()  # so that what is last is put off
+    async with rig.connected() as raw:
+        for body in (b"one", b"two"):
+            await raw.send(post(b"/v1/afterwards", body))
+            assert await raw.answer() == (200, body)
+
+
 async def test_the_clients_id_is_kept_if_it_is_usable(rig: Rig) -> None:
     for given, shown in ((b"abc-1", b"abc-1"), (b"a b", b"spare"), (b"x" * 200, b"spare")):
         answer = await rig.exchange(post(headers=b"X-Request-Id: %b\r\nConnection: close\r\n" % given))
