@@ -70,9 +70,8 @@ class RouterProtocol:
         self.connections = connections
         self._control = control
         self._loop = loop
-        self._parser: Any = httptools.HttpRequestParser(self)
-        # What stands behind a request that asks for the connection's end does not make that request wrong.
-        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._parser: Any = None
+        self._parse_anew()
         self.rejection: RouterError | None = None
         self.request: Client | ControlRequest | None = None
         self.serving: Client | ControlRequest | None = None
@@ -342,7 +341,7 @@ class RouterProtocol:
         while self.rejection is None:
             parser = self._parser
             head = head_without_upgrade(parser.get_method(), self._url, parser.get_http_version(), self.headers)
-            self._parser = httptools.HttpRequestParser(self)
+            self._parse_anew()
             try:
                 self._parser.feed_data(head)
                 self._parser.feed_data(rest)
@@ -351,6 +350,11 @@ class RouterProtocol:
                 rest = rest[int(upgrade.args[0]) :]
             except httptools.HttpParserError:
                 refuse(self)
+
+    def _parse_anew(self) -> None:
+        self._parser = httptools.HttpRequestParser(self)
+        # What stands behind a request that asks for the connection's end does not make that request wrong.
+        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
 
     def _check_size(self) -> None:
         bounds = self.connections.bounds

@@ -58,6 +58,17 @@ async def test_requests_behind_one_that_is_served_are_not_read_without_end(rig: 
         await until(lambda: rig.gate.cancelled == 1)
 
 
+async def test_what_stands_behind_a_last_request_is_no_fault_of_it_whatever_was_wished_before(rig: Rig) -> None:
+    wish = post(b"/v1/x", b"one", b"Connection: upgrade\r\nUpgrade: h2c\r\n")
+    last = post(b"/v1/slow", b"two", b"Connection: close\r\n")
+    async with rig.connected() as raw:
+        await raw.send(wish)
+        assert await raw.answer() == (200, b"one")
+        await raw.send(last + post(b"/v1/x", b"three"))
+        assert await raw.answer() == (200, b"two")
+        assert await raw.rest() == b""
+
+
 @pytest.mark.parametrize("path", [b"/v1/x", b"/elsewhere"])
 async def test_the_line_does_not_grow_with_the_answers(rig: Rig, path: bytes) -> None:
     one = post(path, b"x" * 1_000)
