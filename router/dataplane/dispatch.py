@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from router import errors
 from router.dataplane.admission import Admission
@@ -16,93 +15,22 @@ from router.dataplane.attempts import RULES, SPARE_SECONDS, Outcome, RetryBudget
 from router.dataplane.client import Client
 from router.dataplane.decision_log import DecisionLog
 from router.dataplane.headers import Headers, upstream_head
+from router.dataplane.job import Job
 from router.dataplane.pools import Pools, Target
-from router.dataplane.relay import Kept, Relay, without_redirect
-from router.dataplane.spans import Span, Tracer
+from router.dataplane.relay import Relay, without_redirect
+from router.dataplane.spans import Tracer
 from router.dataplane.stored import StoredResponses
 from router.dataplane.tenancy import Tenancy
 from router.dataplane.upstream import UpstreamResponse
 from router.decisions import DecisionRecord, DecisionRing
-from router.metrics import Metrics, Row
+from router.metrics import Metrics
 from router.prompt import read_prompt, with_usage
 from router.routes import Route
 from router.settings import Settings
 from router.workers import passive
 from router.workers.health import State
 from router.workers.registry import Registry, Worker
-from router.workers.selection import Inquiry, Placement, Selector
-
-
-@dataclass(slots=True, eq=False)
-class Job:
-    """One request on its way, and what is known of it so far."""
-
-    client: Client
-    route: Route
-    body: bytes
-    inquiry: Inquiry
-    began: float
-    head: bytes = b""  # for the worker that is asked now
-    record: DecisionRecord | None = None
-    row: Row | None = None  # where it is counted what becomes of the decision
-    # The decisions before that one, if there were any.
-    earlier: tuple[DecisionRecord, ...] = ()
-    tried: list[str] = field(default_factory=list)
-    kept: Kept | None = None
-    failure: errors.RouterError | None = None
-    span: Span | None = None
-    cause: Outcome | None = None
-    refused_by: list[Worker] = field(default_factory=list)
-    # The router asks for the usage of the stream, which the client did not.
-    asked: bool = False
-    # The answer to come, where the request is on its way already.
-    begun: UpstreamResponse | None = None
-    # Taken from its worker, which fell silent, to be given to another; what that costs is paid for.
-    failed_over: bool = False
-    prepaid: bool = False
-
-    # Spelt out, since a generated one is not compiled.
-    def __init__(
-        self,
-        client: Client,
-        route: Route,
-        body: bytes,
-        inquiry: Inquiry,
-        began: float,
-        record: DecisionRecord | None = None,
-        row: Row | None = None,
-        earlier: tuple[DecisionRecord, ...] = (),
-        kept: Kept | None = None,
-        failure: errors.RouterError | None = None,
-        span: Span | None = None,
-        cause: Outcome | None = None,
-        asked: bool = False,
-        failed_over: bool = False,
-        prepaid: bool = False,
-    ) -> None:
-        self.client = client
-        self.route = route
-        self.body = body
-        self.inquiry = inquiry
-        self.began = began
-        self.head = b""
-        self.record = record
-        self.row = row
-        self.earlier = earlier
-        self.tried = []
-        self.kept = kept
-        self.failure = failure
-        self.span = span
-        self.cause = cause
-        self.refused_by = []
-        self.asked = asked
-        self.begun = None
-        self.failed_over = failed_over
-        self.prepaid = prepaid
-
-    @property
-    def worker(self) -> str:
-        return self.record.worker if self.record else ""
+from router.workers.selection import Placement, Selector
 
 
 class Dispatcher:

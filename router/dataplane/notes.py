@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from router.dataplane.dispatch import Job
+from router.dataplane.job import Job
 from router.decision_file import DecisionFile, Entry
 
 

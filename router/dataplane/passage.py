@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from router.errors import RouterError
 
 if TYPE_CHECKING:
-    from router.dataplane.relay import Job, Relay
+    from router.dataplane.job import Job
+    from router.dataplane.relay import Relay
     from router.dataplane.upstream import UpstreamResponse
     from router.workers.selection import Placement
 

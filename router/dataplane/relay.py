@@ -5,52 +5,27 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
 
 from router import errors
 from router.dataplane.attempts import Outcome, outcome_of_status
 from router.dataplane.client import Client
 from router.dataplane.headers import first, returned_lines
+from router.dataplane.job import Job, Kept
 from router.dataplane.passage import Passage
 from router.dataplane.sse import Tap
 from router.dataplane.unasked import UnaskedClient
 from router.dataplane.upstream import UpstreamResponse
 from router.dataplane.verdicts import Verdicts
-from router.decisions import DecisionRecord
-from router.metrics import Metrics, Row
+from router.metrics import Metrics
 from router.prompt import Form
-from router.routes import Route
 from router.wire import error_event
 from router.workers import passive
 from router.workers.registry import Registry
-from router.workers.selection import WITH_PREFIX, Inquiry, Placement
+from router.workers.selection import WITH_PREFIX, Placement
 
 KEPT_BYTES = 64 * 1024
 KEEP_SECONDS = 1.0
 MAX_RESPONSE_HOMES = 10_000
-
-
-class Job(Protocol):
-    """What the way back needs of a request."""
-
-    client: Client
-    route: Route
-    body: bytes
-    inquiry: Inquiry
-    began: float
-    record: DecisionRecord | None
-    row: Row | None
-    asked: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """A refusal that is passed on if no other worker does better."""
-
-    status: int
-    lines: bytes  # of its header
-    body: bytes
 
 
 class Relay:

@@ -12,7 +12,7 @@ from router.routes import Route
 from router.settings import TracingSettings
 
 if TYPE_CHECKING:
-    from router.dataplane.dispatch import Job
+    from router.dataplane.job import Job
 
 
 class Span(Protocol):

@@ -26,8 +26,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 
 from router.dataplane.client import Client
-from router.dataplane.dispatch import Job
 from router.dataplane.headers import Headers
+from router.dataplane.job import Job
 from router.routes import Route
 from router.settings import TracingSettings
 

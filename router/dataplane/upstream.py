@@ -15,7 +15,8 @@ from typing import Final
 from router import errors
 from router.dataplane import sockets
 from router.dataplane.outgoing import Outgoing
-from router.dataplane.upstream_connection import UpstreamConnection, UpstreamResponse
+from router.dataplane.upstream_connection import UpstreamConnection
+from router.dataplane.upstream_response import UpstreamResponse
 from router.dataplane.upstream_types import Origin, PoolStatistics, UpstreamLimits, UpstreamLost
 
 __all__ = ["Origin", "PoolStatistics", "UpstreamLimits", "UpstreamLost", "UpstreamPool", "UpstreamResponse"]
