@@ -14,7 +14,7 @@ class Flow:
         self._transport = transport
         self.read_paused = False
         self.write_paused = False
-        # Requests wait in line: whoever is served may not ask for more, or the line would grow with each of them.
+        # Many requests wait in line: whoever is served may not ask for more, or the line would grow with each of them.
         self.crowded = False
         # There only while somebody waits.
         self._writable: asyncio.Event | None = None
@@ -34,7 +34,7 @@ class Flow:
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Take bytes again, unless requests wait in line."""
+        """Take bytes again, unless many requests wait in line."""
         if self.read_paused and not self.crowded:
             self.read_paused = False
             self._transport.resume_reading()

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 # A read brings up to this much at once, so this much more than the limit may arrive before it is noticed.
 _READ_SLACK: Final = 256 * 1024
+# While so many requests of one connection wait for their turn, nothing more is read from it, not even between answers.
+# A few may come: a connection that is closed over bytes that nobody has read is reset, and its last answer may be lost.
+_LONG_LINE: Final = 16
 
 
 class RouterProtocol:
@@ -221,9 +224,9 @@ class RouterProtocol:
         if before is None or before.response_complete:
             self._give_turn(request)
         else:
-            self.flow.crowded = True
-            self.flow.pause_reading()
             self.in_line.append(request)
+            self.flow.crowded = len(self.in_line) >= _LONG_LINE
+            self.flow.pause_reading()
 
     def _request(self, method: bytes, version: str) -> Client | ControlRequest:
         path, _, query = self._url.partition(b"?")
@@ -278,9 +281,8 @@ class RouterProtocol:
         if self.transport.is_closing():
             return
         request = self.in_line.popleft() if self.in_line else None
-        if not self.in_line:
-            self.flow.crowded = False
-            self.flow.resume_reading()
+        self.flow.crowded = len(self.in_line) >= _LONG_LINE
+        self.flow.resume_reading()
         if request is not None:
             self._give_turn(request)
             if isinstance(request, Client) and request.whole and not request.response_complete:

@@ -84,7 +84,7 @@ async def test_the_line_does_not_grow_with_the_answers(rig: Rig, path: bytes) ->
         sending = asyncio.create_task(raw.send(one * 4_000))
         assert {(await raw.answer())[0] for _ in range(4_000)} == {200}
         await sending
-    assert longest <= 256 * 1024 // len(one) + 1  # what one read brings
+    assert longest <= 256 * 1024 // len(one) + 1 + 16  # what one read brings to a line that is still short
 
 
 async def test_inference_and_control_share_a_connection(rig: Rig) -> None:
