@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -22,6 +23,8 @@ from router.wire import error_event
 from router.workers import passive
 from router.workers.registry import Registry
 from router.workers.selection import WITH_PREFIX, Placement
+
+log = logging.getLogger("router")
 
 KEPT_BYTES = 64 * 1024
 KEEP_SECONDS = 1.0
@@ -178,7 +181,11 @@ class Relay:
         self._count(passage.job, status, "upstream_error" if status >= 500 else "ok")
         record = passage.job.record
         if passage.tap is not None and record is not None:
-            self._verdicts.join(record, passage.placement, passage.tap.usage())
+            try:
+                self._verdicts.join(record, passage.placement, passage.tap.usage())
+            except Exception:
+                # The client has its answer, and it is counted: what it says of the cache is all that is lost.
+                log.exception("internal error")
 
     def _count(self, job: Job, status: int, outcome: str) -> None:
         if job.row is not None:

@@ -82,3 +82,23 @@ async def test_where_a_connection_must_be_opened_the_request_is_not_on_its_way_y
     await bench.requests([BODY], list(_answers(1)))
     assert [what for what, *_ in bench.moments] == ["request", "answer"]
     assert bench.moments[0][1] == 1  # its worker is counted on while the connection is opened
+
+
+@pytest.mark.interpreted
+async def test_what_fails_after_a_whole_answer_is_not_counted_as_another_end(
+    bench: Seen, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no verdict")
+
+    monkeypatch.setattr(bench.router.verdicts, "join", fail)
+    await bench.requests([BODY, BODY], list(_answers(2)))
+    assert "no verdict" in caplog.text
+    outcomes = {
+        sample.labels["outcome"]: sample.value
+        for family in bench.router.metrics.collect()
+        for sample in family.samples
+        if sample.name == "router_outcomes_total"
+    }
+    assert {outcome: count for outcome, count in outcomes.items() if count} == {"ok": 2.0}
+    assert all(worker.load == 0 for worker in bench.router.registry)
