@@ -67,7 +67,8 @@ class RedisServer:
         if self.port:
             self._launch(self.port)
             return
-        for _ in range(5):  # another process may take the free port before the server does
+        # Another process may take the free port before the server does; a cluster's node needs the one 10,000 above too.
+        for _ in range(25):
             self.port = _free_port()
             try:
                 self._launch(self.port)

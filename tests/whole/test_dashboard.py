@@ -78,7 +78,7 @@ class Visit:
     def __init__(self, browser: Browser, url: str, **options: Any) -> None:
         self.context = browser.new_context(**options)
         self.page: Page = self.context.new_page()
-        self.page.set_default_timeout(15_000)
+        self.page.set_default_timeout(45_000)
         self.errors: list[str] = []
         self.page.on("console", lambda message: self.errors.extend([message.text] * (message.type == "error")))
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
