@@ -67,7 +67,7 @@ class RedisServer:
         if self.port:
             self._launch(self.port)
             return
-        # Another process may take the free port before the server does; a cluster's node needs the one 10,000 above too.
+        # Another process may take the port before the server does; a node of a cluster needs the one 10,000 above too.
         for _ in range(25):
             self.port = _free_port()
             try:
