@@ -30,11 +30,13 @@ class DecisionLog:
         self._lines: list[tuple[float, str, str]] = []
         self._crowds = {FAILED: 0, LEFT: 0}
         self._timer: asyncio.TimerHandle | None = None
+        self._tells = False  # decisions are at the logger's level
 
     def add(self, record: DecisionRecord) -> None:
         """Put a decision down; it is written within `FLUSH_SECONDS`."""
-        # Asked once for a batch: it is looked up slowly.
-        if not self._lines and not self._logger.isEnabledFor(logging.INFO):
+        if self._timer is None:
+            self._look()
+        if not self._tells:
             return
         again = f" attempt={record.attempt}" if record.attempt > 1 else ""
         self._put("INFO", f"{record.line()} request={record.request_id}{again}")
@@ -55,11 +57,16 @@ class DecisionLog:
         self._crowds[crowd] += 1
         return self._crowds[crowd] <= MAX_FAILURES
 
+    def _look(self) -> None:
+        # Once for a batch: it is looked up slowly.
+        self._tells = self._logger.isEnabledFor(logging.INFO)
+
     def _put(self, level: str, text: str) -> None:
         self._lines.append((time.time(), level, text))
         if len(self._lines) >= MAX_BATCH:
             self.flush()
         elif self._timer is None:
+            self._look()
             self._timer = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self.flush)
 
     def flush(self) -> None:

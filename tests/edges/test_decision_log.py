@@ -81,6 +81,31 @@ async def test_above_level_info_nothing_is_kept_or_written(stream: io.StringIO) 
     assert stream.getvalue() == ""
 
 
+async def test_above_level_info_a_failure_brings_no_decisions_along(stream: io.StringIO) -> None:
+    logging.getLogger(NAME).setLevel(logging.WARNING)
+    try:
+        log = DecisionLog()
+        log.failed(b"r", ConnectFailed("nobody there"))
+        log.add(record())
+        log.flush()
+    finally:
+        logging.getLogger(NAME).setLevel(logging.NOTSET)
+    assert [line.split(" ")[2] for line in stream.getvalue().splitlines()] == ["WARNING"]
+
+
+async def test_a_level_that_changes_counts_from_the_next_batch_on(stream: io.StringIO) -> None:
+    log = DecisionLog()
+    log.add(record())
+    logging.getLogger(NAME).setLevel(logging.WARNING)
+    try:
+        log.flush()
+        log.add(record())
+        log.flush()
+    finally:
+        logging.getLogger(NAME).setLevel(logging.NOTSET)
+    assert stream.getvalue().count("\n") == 1
+
+
 class FullDisk(io.StringIO):
     """A file whose writes reach the disk, which is full."""
 
