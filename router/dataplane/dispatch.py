@@ -214,6 +214,7 @@ class Dispatcher:
         waiting[job] = task
         begun, job.begun = job.begun, None
         try:
+            # The common case; what may have to be sent once more is the pool's business.
             if begun is not None and not begun.shown:
                 await begun.wait()
             if begun is not None and begun.error is None:
