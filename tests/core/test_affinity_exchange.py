@@ -224,18 +224,14 @@ def test_taking_over_a_full_map_is_linear() -> None:
         one.record(WORKERS[root % 3], EPOCH, [rng.getrandbits(64) for _ in range(10)], now)
     assert len(one) == 200_000
     began = time.process_time()
-    longest = 0.0
     for worker in WORKERS:
         export = one.export(worker)
         assert export is not None
         while uses := export.take(1_000, now):
-            begun = time.process_time()
             two.restore(worker, EPOCH, uses, now)
-            longest = max(longest, time.process_time() - begun)
             two.record(worker, EPOCH, [rng.getrandbits(64)], now)
-    # Measured: 0.25 s in all, and 2 ms for the longest slice; the bounds leave room for a busy machine.
+    # Measured: 0.25 s; the bound leaves room for a busy machine, and none for quadratic work.
     assert time.process_time() - began < 10.0
-    assert longest < 0.2
     assert len(two) == 200_000
 
 
